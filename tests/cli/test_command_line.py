@@ -167,7 +167,7 @@ def test_configs_are_listed_shown_and_copied_whole(tmp_path, monkeypatch, capsys
     assert [name for name in config_names() if read_config(f"configs/{name}.yaml") != read_config(name)] == []
     with pytest.raises(SystemExit):
         configs.main(["copy", "qwen3-0.6b/gsm8k"])
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
 
 
 # -- The launcher -----------------------------------------------------------------------------------------------------

@@ -180,9 +180,9 @@ def test_a_folder_that_the_run_reads_or_that_another_run_writes_is_refused(workp
     data = ("--dataset_name", "data")
     before = contents(workplace)
     for flags, expected in (
-        (("--output_dir", "model"), "`output_dir` and `model_name_or_path` are one folder"),
-        (("--output_dir", "./model/", "--resume"), "`output_dir` and `model_name_or_path` are one folder"),
-        (("--output_dir", "data"), "`output_dir` and `dataset_name` are one folder"),
+        (("--output_dir", "model"), "`output_dir` and `model_name_or_path` are the same folder"),
+        (("--output_dir", "./model/", "--resume"), "`output_dir` and `model_name_or_path` are the same folder"),
+        (("--output_dir", "data"), "`output_dir` and `dataset_name` are the same folder"),
         (("--output_dir", ""), "`output_dir` is empty"),
         (("--output_dir", "run.yaml"), "The output folder run.yaml cannot be written to: File exists"),
     ):

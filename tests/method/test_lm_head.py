@@ -665,7 +665,7 @@ def test_non_positive_temperature_is_refused():
 @pytest.mark.parametrize(
     ("config", "how"),
     [
-        (RecurrentGemmaConfig(logits_soft_cap=30.0), "by `logits_soft_cap` = 30.0"),
+        (RecurrentGemmaConfig(logits_soft_cap=30.0), "through `logits_soft_cap` = 30.0"),
         (MptConfig(), "which the LM head"),
     ],
 )

@@ -474,11 +474,11 @@ def test_bad_bound_is_named(bound):
 
 def test_mismatches_are_named():
     log_p, log_q = random_rows(2, 3, 1.0)
-    with pytest.raises(ValueError, match=r"one shape \(\.\.\., S\), S at least 1, got \(2, 3\) and \(2, 2\)"):
+    with pytest.raises(ValueError, match=r"the same shape \(\.\.\., S\), S at least 1, got \(2, 3\) and \(2, 2\)"):
         project(log_p, log_q[:, :2], BOUND)
-    with pytest.raises(ValueError, match=r"one shape \(\.\.\., S\), S at least 1, got \(2, 3\) and \(1, 3\)"):
+    with pytest.raises(ValueError, match=r"the same shape \(\.\.\., S\), S at least 1, got \(2, 3\) and \(1, 3\)"):
         project(log_p, log_q[:1], BOUND)  # no silent broadcast
-    with pytest.raises(ValueError, match="one shape"):
+    with pytest.raises(ValueError, match="the same shape"):
         project(log_p[0, 0], log_q[0, 0], BOUND)
     with pytest.raises(ValueError, match=r"got torch\.float32 and torch\.float64"):
         project(log_p.float(), log_q, BOUND)

@@ -275,7 +275,7 @@ def test_every_rank_takes_the_factor_of_the_first(tmp_path, monkeypatch):
 REFUSED = [
     ({"steps_per_generation": 1}, "at least 2 updates per rollout batch, got 1"),
     ({"steps_per_generation": 3, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}, "got 1.5"),
-    ({"trust_region": "mask"}, "masked beyond a binary_tv of 0.15\\) does not count it"),
+    ({"trust_region": "mask"}, "masked beyond a binary_tv of 0.15\\) does not report it"),
     ({"trust_region": "evidence.peer_methods.Ipo"}, "`policy_kl` in its `token_stats` and `mean_metrics`"),
 ]
 

@@ -214,7 +214,7 @@ def test_a_checkpoint_without_an_optimizer_is_named(tmp_path, caplog):
     grpo(tmp_path, save_only_model=True, max_steps=1).train()
     with caplog.at_level("WARNING"):
         grpo(tmp_path, max_steps=2).train("newest")
-    assert "checkpoint-1 has no optimizer and schedule" in caplog.text
+    assert "checkpoint-1 lacks optimizer or schedule" in caplog.text
     caplog.clear()
     with caplog.at_level("WARNING"):
         grpo(tmp_path, max_steps=3).train("newest")

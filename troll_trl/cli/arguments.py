@@ -22,7 +22,7 @@ class TrollModelConfig(ModelConfig):
     """TRL's model arguments with a different default for `lora_dropout`."""
 
     lora_dropout: float = setting(
-        0.0, "LoRA dropout. TRL's default is 0.05, whose noise a trust region mistakes for steps of the policy."
+        0.0, "LoRA dropout. TRL's default of 0.05 adds noise, which a trust region treats as steps of the policy."
     )
 
 
@@ -185,5 +185,5 @@ def make_arguments(options: dict[str, Any]) -> tuple[TrollScriptArguments, GRPOC
             "the options of transformers' GenerationConfig."
         )
     if script_args.resume and training_args.resume_from_checkpoint:
-        raise ValueError("`resume` and `resume_from_checkpoint` are both set. Give one of them.")
+        raise ValueError("`resume` and `resume_from_checkpoint` are both set. Set only one.")
     return script_args, training_args, model_args

@@ -85,7 +85,7 @@ def check_model(model: Any) -> tuple[bool, str]:
         check_head(model, inputs, completion_length=16, support_size=min(64, vocabulary), temperature=1.0)
     except ValueError as error:
         return False, str(error)
-    return True, f"{type(model).__name__}, {model.dtype}: log-probabilities and gradient are those of its own logits"
+    return True, f"{type(model).__name__}, {model.dtype}: log-probabilities and gradient agree with its own logits"
 
 
 def check_loss() -> tuple[bool, str]:
@@ -147,5 +147,5 @@ def _train(trainer_class: Callable, config_class: Callable, **options: Any) -> t
 
 
 def _reward(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
-    """Reward a completion by its tokens: completions of one prompt then differ."""
+    """Reward a completion by its tokens, so the rewards of a prompt's completions differ."""
     return [sum((7 * token) % 13 for token in ids) / (13 * len(ids)) for ids in completion_ids]

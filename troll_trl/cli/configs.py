@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None, program: str = "troll configs") -> N
         if options.action == "show":
             print(text)
         elif copy.exists():
-            stop(program, f"{copy} is there already: remove it, or copy to another folder with --to.")
+            stop(program, f"{copy} already exists: remove it, or copy to another folder with --to.")
         else:
             try:
                 copy.parent.mkdir(parents=True, exist_ok=True)

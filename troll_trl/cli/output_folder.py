@@ -70,8 +70,8 @@ def _check_sources(own: Path, script_args: TrollScriptArguments, model_args: Mod
     for option, source in sources.items():
         if source and own.is_dir() and (folder := Path(source).expanduser()).is_dir() and own.samefile(folder):
             raise ValueError(
-                f"`output_dir` and `{option}` are one folder, {source}, which the run would overwrite. Name another "
-                "`output_dir`."
+                f"`output_dir` and `{option}` are the same folder, {source}, which the run would overwrite. Name "
+                "another `output_dir`."
             )
 
 
@@ -94,7 +94,7 @@ def find_checkpoint(trainer: GRPOTrainer | RLOOTrainer, resume: bool) -> str | N
         if saved and checkpoint is None:
             raise ValueError(f"No checkpoint in {args.output_dir} can be read: {why_unreadable(saved[-1])}.")
     elif checkpoint and (reason := why_unreadable(Path(checkpoint))):
-        raise ValueError(f"The checkpoint {checkpoint} is damaged: {reason}. Give another one.")
+        raise ValueError(f"The checkpoint {checkpoint} is damaged: {reason}. Name another one.")
     if checkpoint:
         check_weights(trainer.model, Path(checkpoint))
         if not isinstance(trainer, TrollTrainer):  # a `TrollTrainer` warns itself

@@ -5,8 +5,8 @@ This runs on the CPU, without a model or dataset hub:
 1. write sums such as "What is 37 + 48?" as JSON lines, and hold some of them out;
 2. take the package's small Qwen3 model (0.5 MB), which solved over a third of the sums in its warm-up. `--warm_up`
    makes the model again, by supervised training on the other sums;
-3. train it with TROLL, like any model, with `troll grpo --config quickstart` and an adaptive learning rate that starts
-   at four times the rate of that config; at the same time, train it with TRL's own trainer, with `--method clip`;
+3. train it with TROLL, like any model: `troll grpo --config quickstart`, with an adaptive learning rate that starts at
+   four times the config's rate. At the same time, train it with TRL's own trainer (`--method clip`);
 4. print the success on the held-out sums before and after, and draw both runs, as `troll plot` does.
 """
 
@@ -139,10 +139,10 @@ def main(argv: Sequence[str] | None = None, program: str = "quickstart.py") -> N
     flag("--seed", type=int, default=0, help="seed of the training and, with --warm_up, of the problems (default 0)")
     flag("--output", type=Path, default="outputs/quickstart", help="folder to write to (default outputs/quickstart)")
     flag("--updates", type=int, help=f"number of updates (default {UPDATES}); if given, the result is not judged")
-    flag("--warm_up", action="store_true", help="make the model that training starts from, instead of the package's")
+    flag("--warm_up", action="store_true", help="make the initial model, instead of using the package's")
     options = parser.parse_args(argv)
     if options.updates is not None and options.updates < 1:
-        parser.error(f"--updates is {options.updates}. Give at least 1.")
+        parser.error(f"--updates must be at least 1, got {options.updates}.")
     start_time = time.monotonic()
     output = options.output.resolve()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # by default, the runs would continue

@@ -95,7 +95,7 @@ def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm
       gradient. `ids` is `(B, T - 1, K)`, or shorter and aligned to the end, with the label in slot 0 of every position
       whose label is not `-100`, and no token twice.
 
-    For packed rows, give `shift_labels` `(B, T)` in place of `labels`: position `i` predicts `shift_labels[:, i]`.
+    For packed rows, pass `shift_labels` `(B, T)` in place of `labels`: position `i` predicts `shift_labels[:, i]`.
     `token_index` `(M,)` then names positions of the flattened batch, in any order, repeats included. The model is
     evaluated there on supports `(1, M, K)`: samples that share a position each have a support of their own.
 
@@ -143,7 +143,7 @@ def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm
         if unknown := [name for name, value in kwargs.items() if value is not None and name not in known]:
             raise TypeError(  # most backbones take any keyword, and ignore it
                 f"The sparse LM head got `{'`, `'.join(unknown)}`, which neither it nor {type(self).__name__}.forward "
-                "names, so it would have no effect. If TRL passes it, install a tested TRL."
+                "names, so it would have no effect. If TRL passes it, install a tested version of TRL."
             )
         output = _sparse_forward(self, args, kwargs, query, transform, cast_lm_head_to_fp32)
         if check_finite:
@@ -167,7 +167,7 @@ def logit_transform(config: PretrainedConfig, temperature: float) -> LogitTransf
         if (value := getattr(config, name, None)) is not None
     ]
     if unread or config.model_type in UNSUPPORTED_TYPES:
-        how = f" by {', '.join(unread)}" if unread else ""
+        how = f" through {', '.join(unread)}" if unread else ""
         raise ValueError(
             f"A {config.model_type} model changes its logits{how}, which neither the LM head of troll_trl nor "
             "TRL's does. All log-probabilities would be wrong. Train another model."
@@ -249,7 +249,7 @@ def _check_query(query: _Query, fused_lm_head: bool) -> None:
     if query.token_index is not None and query.shift_labels is None:
         raise ValueError("`token_index` needs `shift_labels`, whose positions it names.")
     if query.support_size is not None and query.token_ids is not None:
-        raise ValueError("Give either `support_size`, to select a support, or `token_ids`, to evaluate one.")
+        raise ValueError("Pass either `support_size`, to select a support, or `token_ids`, to evaluate one.")
 
 
 class _Targets(NamedTuple):

@@ -129,7 +129,7 @@ class CheckpointedTrainer(_Trainer):
         if path is None and (resume is True or checkpoints(folder)):  # a new run would replace them
             raise ValueError(
                 f"There is no complete checkpoint in {folder}. {''.join(f'Skipped: {line}. ' for line in skipped)}"
-                "Give one by its path (`resume_from_checkpoint`), or start a new run in another `output_dir`."
+                "Name one by its path (`resume_from_checkpoint`), or start a new run in another `output_dir`."
             )
         self.accelerator.print(f"Resuming from {path}." if path else f"No checkpoint in {folder}: starting a new run.")
         return path and str(path)
@@ -221,7 +221,7 @@ class CheckpointedTrainer(_Trainer):
         if state is None or not readable:
             self._load_adaptive_rate(checkpoint)
             name = self._state_file(checkpoint).name
-            return self._begin_a_fresh_batch(f"{name} is not in {checkpoint} for every rank.")
+            return self._begin_a_fresh_batch(f"{checkpoint} lacks the file of at least one rank, named like {name}.")
         info = json.loads(state["info"])
         batches = state["batches"]
         self._tr_loss.fill_(info["loss"])
@@ -437,7 +437,7 @@ def _check_given(folder: Path) -> None:
         return
     damage = reason if (folder / MARKER).exists() or not folder.is_dir() else why_unreadable(folder)
     if damage:
-        raise ValueError(f"The checkpoint {folder} is damaged or missing: {damage}. Give another one.")
+        raise ValueError(f"The checkpoint {folder} is damaged or missing: {damage}. Name another one.")
     logger.warning(f"Resuming from {folder}, which may be incomplete: {reason}.")
 
 

@@ -99,7 +99,7 @@ class FiniteGuard:
 
     The guard counts, on the device, logits and losses that are not finite. Once per update it gathers the counts of
     all ranks, in one small collective, and checks the norm of the gradient. If anything is not finite, or if the loss
-    mask is empty on all ranks, it drops the gradient before the optimizer sees it: weights, moments, weight decay and
+    mask is empty on all ranks, it drops the gradient before the optimizer uses it: weights, moments, weight decay and
     the learning rate schedule stay as they are, bit for bit. After `max_skipped_updates` in a row the run stops.
 
     A float16 gradient scaler skips an overflowing gradient itself, as long as it can lower its scale. The guard then
@@ -310,7 +310,8 @@ class FiniteGuard:
         if self._in_a_row >= limit:
             raise FloatingPointError(
                 f"Stopped at update {update}: {self._in_a_row} updates in a row were skipped "
-                f"(`max_skipped_updates`). Not finite: {bad}. The weights are those of the last good update. {_ADVICE}"
+                f"(`max_skipped_updates`). Not finite: {bad}. The weights are unchanged since the last good "
+                f"update. {_ADVICE}"
             )
 
 

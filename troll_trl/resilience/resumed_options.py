@@ -63,7 +63,7 @@ _CONSEQUENCES = {
     ),
     "TRL loads the reference model from the new `model`, so `beta` keeps the policy near other weights.": ("model",),
 }
-# Beginnings of options for where and how a run is logged, evaluated, saved or distributed. The warning names all others
+# Prefixes of options for where and how a run is logged, evaluated, saved or distributed. The warning names all others
 _SILENT = (
     "output_dir",
     "log",
@@ -176,8 +176,8 @@ def _check_depth(config: Any, checkpoint: Path) -> None:
     then, now = (saved.get("text_config") or saved).get("num_hidden_layers"), getattr(config, "num_hidden_layers", None)
     if then is not None and then != now:
         raise ValueError(
-            f"{checkpoint} is of another model: it has {then} layers, but this run's has {now}. Give the model with "
-            "which it was made."
+            f"{checkpoint} belongs to another model: it has {then} layers, but this run's model has {now}. Use the "
+            "model with which the checkpoint was made."
         )
 
 
@@ -197,8 +197,8 @@ def _check_shapes(own: dict[str, Any], saved: dict[str, list[int]], checkpoint: 
     for name, (then, now) in pairs.items():
         if then != now:
             raise ValueError(
-                f"{checkpoint} is of another model or adapter: its {name} is {then}, but this run's is {now}. Give the "
-                "model and the adapter's settings with which it was made."
+                f"{checkpoint} belongs to another model or adapter: its {name} is {then}, but this run's is {now}. Use "
+                "the model and the adapter's settings with which the checkpoint was made."
             )
 
 
@@ -208,5 +208,5 @@ def warn_of_a_fresh_optimizer(trainer: Any, checkpoint: Path) -> None:
         return
     if not (any(checkpoint.glob("optimizer*")) and (checkpoint / "scheduler.pt").is_file()):
         logger.warning(
-            f"{checkpoint} has no optimizer and schedule, as with `save_only_model`: moments and warm-up start anew."
+            f"{checkpoint} lacks optimizer or schedule, as with `save_only_model`: moments and warm-up start anew."
         )

@@ -26,7 +26,8 @@ def checked_rollouts(rollout_func: Callable[..., Any], corrects: bool) -> Callab
         if corrects and output.get("logprobs", ...) is None:  # TRL names a column that is missing
             raise ValueError(
                 "`rollout_func` returned None for `logprobs`, which the importance sampling correction reads. Return "
-                "the log-probabilities of the engine that sampled, or set `vllm_importance_sampling_correction=False`."
+                "the engine's log-probabilities of the completions, or set "
+                "`vllm_importance_sampling_correction=False`."
             )
         return output
 

@@ -21,8 +21,8 @@ A factor `f`, which starts at 1, multiplies the scheduled rate. At each update t
 rules, after the gradient and before the step:
 
 1. If `s > HIGH`, and `s` is larger than at the previous update of this batch, `f` is halved.
-2. If the update is the batch's last and the batch's largest signal was below `LOW`, `f` is multiplied by the square
-   root of `LOW` over the largest signal, at least 1.5 and at most 2: the KL grows at most with the square of the rate.
+2. If the update is the batch's last and the batch's largest signal was below `LOW`, `f` is multiplied by
+   `√(LOW/largest signal)`, at least 1.5 and at most 2: the KL grows at most with the square of the rate.
    `f` does not grow in three cases: during the warm-up; if fewer than `LEARNING_SHARE` of the batch's tokens had an
    advantage above `SMALLEST_ADVANTAGE` in absolute value; and if an update of the batch was not measured, because it
    was skipped or because a resumed run began the batch anew.
@@ -60,10 +60,10 @@ class AdaptiveLearningRate(TrainerCallback):
     Multiplies a `trainer`'s learning rate by a factor that follows its trust region. See the module for the rule.
 
     The trainer must call `add` for each loss. If the trainer has a guard, the guard reports which updates are skipped,
-    and sums these counts over ranks together with its own. All ranks have the same factor, bit for bit.
+    and sums this callback's counts over ranks together with its own. All ranks have the same factor, bit for bit.
 
     Raises:
-        ValueError: the trust region does not count the `policy_kl` of each token.
+        ValueError: the trust region does not report the `policy_kl` of each token.
     """
 
     def __init__(self, trainer: Any):
@@ -97,7 +97,7 @@ class AdaptiveLearningRate(TrainerCallback):
         if stepper := steps_in_backward(args, self.trainer.accelerator):
             raise ValueError(
                 f"`adaptive_learning_rate` is not supported with {stepper}, which takes the step inside of the "
-                "backward pass, before the rate can follow. Remove one of the two."
+                "backward pass, before the rate can be adapted. Remove one of the two."
             )
         # Another scheduler may compute its next rate from the last one, which the factor has scaled
         if type(lr_scheduler) is not LambdaLR:
@@ -188,6 +188,6 @@ def check_signal(trust_region: TrustRegion) -> None:
     if "policy_kl" not in counted:
         raise ValueError(
             f"`adaptive_learning_rate` follows KL(p‖q), but the trust region ({trust_region.describe()}) does not "
-            "count it. Use projection or penalty. A trust region of your own needs `policy_kl` in its `token_stats` "
-            "and `mean_metrics`."
+            "report it. Use 'projection' or 'penalty'. A trust region of your own needs `policy_kl` in its "
+            "`token_stats` and `mean_metrics`."
         )

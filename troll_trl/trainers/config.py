@@ -177,7 +177,7 @@ class TrustRegionOptions(OmitHubToken, _TrlConfig):
             if option.name in of_any.difference(used)
             and (value := getattr(self, option.name)) != defaults.get(option.name, option.default)
         ]
-        return [f"{', '.join(unused)} unused with `trust_region` {self.trust_region!r}."] if unused else []
+        return [f"`trust_region` {self.trust_region!r} does not use {', '.join(unused)}."] if unused else []
 
 
 @dataclass
@@ -224,7 +224,7 @@ class TrollOptions(TrustRegionOptions):
 
     def _check(self) -> list[str]:
         if self.old_policy == "engine" and not self.use_vllm:
-            raise ValueError("`old_policy='engine'` needs vLLM, whose distribution it is. Set `use_vllm=True`.")
+            raise ValueError("`old_policy='engine'` is vLLM's distribution, so it needs vLLM. Set `use_vllm=True`.")
         check_generation_kwargs(self.generation_kwargs)
         if self.old_policy == "engine":
             check_sampling(vars(self))
@@ -263,7 +263,7 @@ class TrollOptions(TrustRegionOptions):
         if type(args) is not cls._trl_config:
             raise TypeError(
                 f"`args` must be a {cls.__name__} or a plain {cls._trl_config.__name__}, got {type(args).__module__}."
-                f"{type(args).__qualname__}. Give a troll_trl.{cls.__name__}, or let your class derive from it."
+                f"{type(args).__qualname__}. Pass a troll_trl.{cls.__name__}, or let your class derive from it."
             )
         config = object.__new__(cls)
         config.__dict__.update(vars(args) | {option.name: option.default for option in troll_fields(cls)})
@@ -374,7 +374,7 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
         if self.old_policy == "engine" and self.vllm_importance_sampling_correction:
             raise ValueError(
                 "`vllm_importance_sampling_correction` is not supported with `old_policy='engine'`: the ratios are "
-                "then relative to the distribution that sampled, and nothing is left to correct. Remove it."
+                "then relative to the sampling distribution, and nothing is left to correct. Remove it."
             )
         if self.loss_type not in SUPPORTED_LOSS_TYPES:
             raise ValueError(
@@ -400,8 +400,8 @@ class TrollRLOOConfig(TrollOptions, RLOOConfig):
     """
     Configuration of [`TrollRLOOTrainer`]: every parameter of [`~trl.RLOOConfig`], and the following. Their defaults
     are the paper's (TROLL, arXiv 2510.03817). `epsilon` and `epsilon_high` have no effect: the trust region replaces
-    the clip. The options of a mask have no effect either: a mask decides token by token, but RLOO has one ratio per
-    completion.
+    the clip. `divergence_bound` and `ratio_cap`, the options of a mask alone, have no effect either: a mask decides
+    token by token, but RLOO has one ratio per completion.
 
     Args:
         trust_region (`str`, *optional*, defaults to `'projection'`):

@@ -71,8 +71,8 @@ class EnginePolicy:
         for number, (ids, values, mask) in enumerate(zip(completion_ids, log_probs, masks, strict=True)):
             if not len(ids) == len(values) == len(mask):
                 raise ValueError(
-                    f"Completion {number} of {len(ids)} tokens comes with {len(values)} log-probabilities and a mask "
-                    f"of {len(mask)} numbers. Give one of each for every token."
+                    f"Completion {number} has {len(ids)} tokens, but {len(values)} log-probabilities and a mask of "
+                    f"{len(mask)} numbers. Give one of each for every token."
                 )
             check_tokens(values, mask, ids, f"completion {number}")
             self._rows.append(rows_of(values, mask, max(self.support_size, 1)))
@@ -189,8 +189,9 @@ def _flat_lists(completion_ids: Sequence[Sequence[int]], flat: Sequence[tuple[Se
     if len(found) != 1:
         raise RuntimeError(
             f"TRL returned {size} completions, and their tokens are in {len(found)} places among the {len(flat)} "
-            "completions that vLLM sampled. Nothing else connects them to vLLM's log-probabilities. This TRL was not "
-            "tested: set `flat_logprobs` to False in `generation_kwargs`, or use `old_policy='trainer'`."
+            "completions that vLLM sampled. Nothing else connects them to vLLM's log-probabilities. This "
+            "version of TRL was not tested: set `flat_logprobs` to False in `generation_kwargs`, or use "
+            "`old_policy='trainer'`."
         )
     return [([*map(operator.sub, x.end_indices, x.start_indices)], x.token_ids, x.logprobs) for _, x in found[0]]
 

@@ -86,6 +86,6 @@ def check_generation_kwargs(generation_kwargs: Mapping[str, Any] | None) -> None
     if wrong:
         raise ValueError(
             f"`generation_kwargs` has {', '.join(f'{name}={options[name]!r}' for name in wrong)}, which the trainer "
-            "does not read: it would score rollouts under a distribution that did not sample them. Set the config's "
-            "`temperature`; rollouts are always sampled, without beams."
+            "does not read: it would score rollouts under a distribution other than the one sampled from. Set the "
+            "config's `temperature`; rollouts are always sampled, without beams."
         )

@@ -35,7 +35,7 @@ def fitting_support_size(args: Any, model: Any) -> int:
     vocabulary = model.config.get_text_config().vocab_size
     if args.support_size > vocabulary and args.support_size != args._default_support_size:
         raise ValueError(
-            f"`support_size` is {args.support_size}, and the model has a vocabulary of {vocabulary} tokens. Lower it."
+            f"`support_size` must be at most the model's vocabulary of {vocabulary} tokens, got {args.support_size}."
         )
     return min(args.support_size, vocabulary)
 
@@ -99,10 +99,10 @@ def _warn_of_random_draws(model: torch.nn.Module, args: Any, config: Any) -> Non
     # The projection would mistake the difference between two draws for a step of the policy, and regress on it
     if noisy := [f"{name} ({value:g})" for name, value in draws.items() if value]:
         logger.warning(
-            f"The model draws random numbers: {', '.join(noisy)}. The pass that scores a rollout and the loss draw "
-            "them differently. The policy then differs from the old policy even at equal weights, and the trust region "
-            "acts on that noise. Set `disable_dropout=True` for modules, and the others to 0. Options of the model's "
-            "configuration belong in `model_init_kwargs`."
+            f"The model draws random numbers: {', '.join(noisy)}. The loss does not "
+            "draw the same ones as the pass that scores a rollout. The policy then differs from the old policy even at "
+            "equal weights, and the trust region acts on that noise. Set `disable_dropout=True` for modules, and the "
+            "others to 0. Options of the model's configuration belong in `model_init_kwargs`."
         )
 
 

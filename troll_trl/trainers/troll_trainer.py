@@ -75,8 +75,8 @@ class TrollTrainer(SampledAsConfigured):
 
         −r·(w·A − α·R/r) = −r·w·A + α·R,
 
-    value and gradient, if the gradient flows through both `R` and `r`. TRL then multiplies both terms by its masks and
-    by the vLLM correction, and averages them as its loss type does. TRL reads `inputs["advantages"]`, which may be
+    in value and gradient, if the gradient flows through both `R` and `r`. TRL then multiplies both terms by its masks
+    and by the vLLM correction, and averages them as its loss type does. TRL reads `inputs["advantages"]`, which may be
     `(B, C)`, after it has scored the policy, so the scoring pass puts the new advantages into the copy. `_compute_loss`
     raises a `RuntimeError` if TRL has not read them. `_score_policy` changes the copy in four steps, one method each:
 
@@ -217,8 +217,8 @@ class TrollTrainer(SampledAsConfigured):
             if rollout.log_probs is None or not self._is_old_policy(batch, rollout.log_probs):
                 raise RuntimeError(
                     "The first log-probabilities that were computed in this rollout are not those that TRL's ratio "
-                    "divides by. Either a subclass scores before TRL does, or this TRL, which was not tested, scores "
-                    "in another order."
+                    "divides by. Either a subclass scores before TRL does, or this untested version of TRL "
+                    "scores in another order."
                 )
             if rollout.support is not None:
                 batch[TOKEN_IDS], batch[LOG_PROBS] = rollout.support.token_ids, rollout.support.log_probs
@@ -340,7 +340,7 @@ class TrollTrainer(SampledAsConfigured):
         if not inputs.masked or "advantages" not in inputs.read:
             raise RuntimeError(
                 "TRL's loss has not scored the policy, or has not read its advantages after that, "
-                "so nothing bounds the policy. Install a tested TRL."
+                "so nothing bounds the policy. Install a tested version of TRL."
             )
         return loss
 

@@ -86,7 +86,7 @@ def project(policy_log_probs: torch.Tensor, old_log_probs: torch.Tensor, kl_boun
     shape = policy_log_probs.shape
     if shape != old_log_probs.shape or len(shape) == 0 or shape[-1] == 0:
         raise ValueError(
-            "`policy_log_probs` and `old_log_probs` must have one shape (..., S), S at least 1, got "
+            "`policy_log_probs` and `old_log_probs` must have the same shape (..., S), S at least 1, got "
             f"{tuple(shape)} and {tuple(old_log_probs.shape)}."
         )
     dtypes = (policy_log_probs.dtype, old_log_probs.dtype)

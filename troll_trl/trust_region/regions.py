@@ -189,7 +189,7 @@ def checked_output(
 
     Raises:
         TypeError: the result is not a [`TrustRegionOutput`].
-        ValueError: a tensor has another shape than `(B, C)`, or what the loss reads has no gradient.
+        ValueError: a tensor has a shape other than `(B, C)`, or what the loss reads has no gradient.
     """
     name = type(trust_region).__name__
     bounded = trust_region(policy, old, advantages)
