@@ -20,7 +20,7 @@ TRAINER_TESTS := tests/method tests/trl tests/engines
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-install: $(INSTALLED)  ## Create .venv and install the package in its tested versions
+install: $(INSTALLED)  ## Create .venv and install the package with the tested versions of its dependencies
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "No Python of at least 3.11 found. Give one: make install PYTHON=/path/to/python"; exit 1; }
@@ -73,8 +73,8 @@ test-trl: $(INSTALLED)  ## Run the trainers' tests with another TRL: make test-t
 		$(or $(if $(filter main,$(TRL)),git+https://github.com/huggingface/trl),$(if $(filter newest,$(TRL)),trl),trl==$(TRL))
 	PYTHONPATH=.venv/trl-$(TRL) $(PYTEST) -n $(WORKERS) $(TRAINER_TESTS)
 
-# The lower bounds of pyproject.toml, but with .venv's torch, because an older one takes gigabytes. The oldest datasets
-# still needs httpx.
+# The lower bounds of pyproject.toml, but with .venv's torch, because an older one takes gigabytes. The oldest version
+# of `datasets` still needs httpx.
 OLDEST := $(shell sed -nE 's/^    "(transformers|trl|datasets|accelerate|peft)>=([0-9.]+).*/\1==\2/p' pyproject.toml)
 test-oldest: $(INSTALLED)  ## Run the trainers' tests with the oldest versions that pyproject.toml allows, except torch
 	rm -rf .venv/oldest
@@ -104,7 +104,7 @@ dist: $(INSTALLED)  ## Build the wheel and the source archive of a release into 
 	$(BIN)/python -m build --outdir dist
 	$(BIN)/python -m twine check --strict dist/*
 
-# The first Python that has torch and TRL: a machine that is available for minutes has no network, and no time to
+# The first Python that has torch and TRL: a machine that is available only for minutes has no network, and no time to
 # install
 define find_python
 for python in $(BIN)/python python3 python $(PYTHON); do \
@@ -120,7 +120,7 @@ bench: $(INSTALLED)  ## Time head, projection and step next to TRL's, with sizes
 	for name in head projection step; do $(BIN)/python benchmarks/$$name.py --results benchmarks/results || exit 1; done
 
 MINUTES ?= 60
-# For a machine that is available for minutes: MINUTES for each study, the most important one first
+# For a machine that is available only for minutes: MINUTES for each study, the most important one first
 GSM8K = $(if $(MODEL),--model $(MODEL)) $(if $(DATASET),--dataset $(DATASET))
 REASONING = --only gpu/ $(if $(SMOLLM2),--model $(SMOLLM2)) $(if $(PROBLEMS),--dataset $(PROBLEMS))
 evidence-gpu:  ## Real models on one GPU, with vLLM: MODEL= and DATASET= of GSM8K, SMOLLM2=, PROBLEMS=, MINUTES=60. Installs nothing

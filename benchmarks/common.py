@@ -1,8 +1,8 @@
 """What the benchmarks share: paired timing, peak memory by the allocator, the floor of a device, and the report.
 
-Every script takes the sizes of its device (`--device`, by default a GPU if there is one), prints a markdown table, and
-with `--results FOLDER` adds its rows to FOLDER/<device>-<date>.json. `check_gpu.py` runs them all with
-one file of results.
+`head.py`, `projection.py` and `step.py` choose sizes for `--device` (by default a GPU if there is one), print a
+markdown table, and with `--results FOLDER` add their rows to FOLDER/<device>-<date>.json. `check_gpu.py` runs all three
+with one file of results.
 """
 
 import argparse
@@ -81,7 +81,7 @@ def peak_bytes(run: Callable[[], object], device: str) -> int:
 
 def device_kernels(run: Callable[[], object], repeats: int) -> dict[str, tuple[float, float]]:
     """Seconds and launches of each kernel in one `run` on a GPU, by name, the longest first. If launching the kernels
-    takes longer, the sum is less than the elapsed time. Empty if the profiler records no kernel."""
+    takes longer than running them, the sum is less than the elapsed time. Empty if the profiler records no kernel."""
     if ProfilerActivity.CUDA not in supported_activities():
         return {}
     run()
@@ -139,7 +139,7 @@ def environment(device: str) -> dict[str, str | int]:
 
 
 class Report:
-    """Rows of one benchmark, printed as a markdown table while they come."""
+    """Rows of one benchmark, printed as a markdown table as they come in."""
 
     def __init__(self, name: str, args: argparse.Namespace, columns: dict[str, str], key: tuple[str, ...] = ()):
         """`columns`: key of a row and how to format it. A row replaces an earlier one in the file of results if both
@@ -183,7 +183,7 @@ class Report:
 
 
 def add_to(path: Path, name: str, entry: object) -> None:
-    """Write `entry` as `name` into a file of results, at once: another process may be reading it."""
+    """Write `entry` as `name` into a file of results, atomically: another process may be reading it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content = json.loads(path.read_text()) if path.exists() else {}
     unfinished = path.with_suffix(".partial")

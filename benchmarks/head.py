@@ -3,14 +3,15 @@
     python benchmarks/head.py                          # the sizes of this device
     python benchmarks/head.py --tokens 1024 --hidden 1024 --vocabulary 151936 --support 64 --repeats 5
 
-The heads sit on a Qwen3 without layers, because only the head should count, and no row is masked. The training pass is
-forward, and backward with gradients for hidden states and head. The scoring pass has no gradient; ours also selects the
-support. A ratio below 1 means that ours needs less. On a GPU, "device" is the time of the kernels alone. "authors" is
-the dense log-softmax with a top-k per row of old and new policy; "full" are full logits without any selection. The
-script leaves these two out if they need more than 8 GiB, and on a CPU if tokens or support vary.
+The heads are on a Qwen3 without layers, because only the head should count. No row is masked. The training pass is a
+forward pass and a backward pass with gradients for hidden states and head. The scoring pass has no gradient; ours also
+selects the support. A ratio below 1 means that ours needs less. On a GPU, "device" is the time of the kernels alone.
+"authors" is the dense log-softmax with a top-k per row of old and new policy; "full" is full logits without any
+selection. The script leaves these two out if they need more than 8 GiB, and on a CPU if tokens or support vary.
 
-Floor: 2·N·V·H FLOPs for each product: one in the scoring pass, and four in the training pass, one of them recomputed.
-The scoring pass writes and reads every logit once. The training pass does so twice, and moves the gradient once.
+Floor: 2·N·V·H FLOPs for each product (N tokens, vocabulary of V, hidden size H): one in the scoring pass, and four in
+the training pass, one of them recomputed. The scoring pass writes and reads every logit once. The training pass does so
+twice, and moves the gradient once.
 """
 
 import itertools
@@ -24,8 +25,8 @@ from trl.trainer.utils import add_fused_lm_head
 from troll_trl.lm_head import add_sparse_lm_head
 
 PASSES = ("training", "scoring")
-# Hidden size; vocabularies, numbers of tokens and sizes of the support. The first of each list is used while another
-# list varies
+# Hidden size; vocabularies, numbers of tokens and sizes of the support. A GPU runs all combinations; a CPU varies one
+# list at a time and takes the first of the others
 SIZES = {
     "cuda": (1024, [151_936, 32_000, 128_256, 262_144], [4096, 1024, 16_384], [64, 16, 256]),
     "cpu": (512, [151_936, 32_000, 128_256, 262_144], [128, 512], [64, 16, 256]),

@@ -2,10 +2,10 @@
 
     python benchmarks/host.py --tiles 1 6
 
-Both heads run as on a GPU, without everything that a GPU computes: matrix products, and kernels from the driver's call
-on (Triton still binds their arguments, and compiles them for sm_90). 4,096 tokens at V = 151,936 have six tiles
-(`--tiles 6`), and one tile with five chunks in TRL's head. A ratio above 1 means that ours takes more of the host's
-time. The time of both includes a backbone without layers.
+Both heads run as on a GPU, without what a GPU would compute: matrix products are left out, and kernels stop before the
+call of the driver (Triton still binds their arguments, and compiles them for sm_90). 4,096 tokens at V = 151,936 have
+six tiles in our head (`--tiles 6`), and one tile with five chunks in TRL's. A ratio above 1 means that ours takes more
+of the host's time. The time of both includes a backbone without layers.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def leave_out_what_a_gpu_computes() -> None:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--tiles", type=int, nargs="+", default=[1, 6], help="of ours (default: 1 6)")
+    options.add_argument("--tiles", type=int, nargs="+", default=[1, 6], help="tiles of our head (default: 1 6)")
     options.add_argument("--repeats", type=int, default=1000, help="pairs per figure (default: 1000)")
     args = options.parse_args()
     torch.set_num_threads(1)

@@ -3,12 +3,14 @@
     python benchmarks/projection.py
     python benchmarks/projection.py --model PATH --problems data/gsm8k/train.jsonl   # real rows too
 
-All three solve KL(π_t‖q) = ε in float64 for rows outside of the bound of 0.05, 65 slots each. One evaluation is one
-π_t of one row. Ours stops each row at 1e-5·ε, as in training; bracketing stops a batch when all its rows have reached
-that. "error" is |KL − ε|/ε. The time of `project` is forward and backward of all rows, in or out of the bound, float32.
+All three solve KL(π_t‖q) = ε in float64 for rows outside of the bound of 0.05, 65 slots each. One evaluation computes
+π_t for one row. Ours stops each row at 1e-5·ε, as in training; bracketing stops a batch when all its rows have reached
+that. "error" is |KL − ε|/ε. The time of `project` covers a forward and a backward pass over all rows, inside and
+outside of the bound, in float32.
 
-Synthetic rows are softmaxes of normal logits of a given spread, moved by as much. Real rows are a model's sparse
-distributions on real problems, before and after three optimizer steps on the same problems.
+In synthetic rows, the old policy is a softmax of normal logits of a given spread; the policy's logits add normal noise
+of the same spread. Real rows are a model's sparse distributions on real problems, before and after three optimizer
+steps on the same problems.
 
 Floor: an evaluation reads log q and d and writes log π, once, in float64.
 """
@@ -50,8 +52,7 @@ def bisection(log_p, log_q):
 
 
 def bracketing(log_p, log_q):
-    """Search the logarithm of the multiplier, between 1e-6 and 1e6, because the multiplier spans orders of
-    magnitude."""
+    """Search for the multiplier between 1e-6 and 1e6, on a logarithmic scale, because it spans orders of magnitude."""
     rows = len(log_p)
     low, high = (
         torch.full((rows, 1), x, dtype=log_p.dtype, device=log_p.device) for x in (math.log(1e-6), math.log(1e6))
@@ -62,7 +63,7 @@ def bracketing(log_p, log_q):
         evaluations += 8
         flat = lambda x: x.repeat_interleave(8, 0)
         kl = family(torch.sigmoid(-points).flatten(), flat(log_p), flat(log_q))[1].view(rows, 8)
-        # KL falls as η grows: between the last point outside of the bound and the first inside
+        # KL falls as η grows: the root is between the last point outside of the bound and the first inside
         first = (kl > BOUND).sum(1, keepdim=True).clamp(1, 7)
         low, high = points.gather(1, first - 1), points.gather(1, first)
         if ((kl.gather(1, first) - BOUND).abs() <= TOLERANCE * BOUND).all():
@@ -87,7 +88,7 @@ def synthetic(spread: float, rows: int, device: str) -> tuple[torch.Tensor, torc
 
 
 def real(model_path: str, problems: Path, rows: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Policy and old policy `(up to rows, 65)` of a model before and after three steps of AdamW on problems."""
+    """Policy and old policy `(up to rows, 65)` of a model, after and before three steps of AdamW on problems."""
     tokenizer = AutoTokenizer.from_pretrained(model_path)
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).to(device)
     add_sparse_lm_head(model)

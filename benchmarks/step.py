@@ -164,7 +164,7 @@ class Trainers:
         trainer.accelerator.free_memory()
         del trainer
         self.model.zero_grad(set_to_none=True)
-        gc.collect()  # a trainer is a cycle; its optimiser's state must not be freed in another run's measurement
+        gc.collect()  # a trainer is a cycle; its optimizer's state must not be freed in another run's measurement
         return seconds
 
 

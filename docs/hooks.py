@@ -1,5 +1,5 @@
 """
-Adapts our Markdown, which follows Hugging Face's docstrings, to the site. Also makes the tables of the pages:
+Adapts our Markdown, in the style of Hugging Face's docstrings, to the site. Also makes the tables of the pages:
 
     python docs/hooks.py  # regenerates options.md and api.md from the source
 """

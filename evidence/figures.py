@@ -99,7 +99,7 @@ def _rate_panels(groups: Mapping[str, Group], methods: list[str], titles: Mappin
 
 
 def _curve_panels(groups: Mapping[str, Group], methods: list[str], titles: Mapping[str, str]) -> Iterator[Panel]:
-    """Held-out success against updates and, if the runs have them, against seconds: a row for each."""
+    """Held-out success against updates and, if the runs recorded time, against minutes: a row for each."""
     for name, group in groups.items():
         records = {(method, rate): _records(group, method, rate) for method in methods for rate in group.rates}
         timed = all("seconds" in record for of_cell in records.values() for record in of_cell)

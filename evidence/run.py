@@ -159,7 +159,7 @@ class Runner:
     def _execute(self, run: Run) -> None:
         """In a separate process, train, evaluate, and write the record into the folder of the run."""
         folder = self._folder(run)
-        for path in folder.iterdir():  # files of a stopped run: a training refuses a folder that has a run
+        for path in folder.iterdir():  # files of a stopped run: `troll grpo` refuses a folder that has a run
             if path.is_dir():
                 shutil.rmtree(path)
             elif path.name != "log.txt":

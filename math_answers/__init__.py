@@ -1,5 +1,5 @@
 """Tells whether a text states the right answer to a mathematical problem: a reward function for any trainer of TRL, its
-verifier, problems with gold answers, and evaluation (`math_answers.evaluation`). Imports nothing of `troll_trl`."""
+verifier, problems with gold answers, and evaluation (`math_answers.evaluation`). Imports nothing from `troll_trl`."""
 
 from typing import TYPE_CHECKING, Any
 

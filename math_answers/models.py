@@ -28,7 +28,7 @@ def check_model(model: str, key: str = "model", revision: str | None = None) -> 
             raise ValueError(f"`{key}`: the {ADAPTER_CONFIG} of {model} has no `base_model_name_or_path`.")
         if adapter_settings(_place(base, key, adapter.get("revision"))):
             raise ValueError(
-                f"`{key}`: the base model {base} of {model} is an adapter too. Merge it into its own first."
+                f"`{key}`: the base model {base} of {model} is an adapter too. Merge it into its own base first."
             )
     elif Path(place).is_dir() and not [file for kind in _TOKENIZER for file in Path(place).glob(kind)]:
         raise ValueError(f"`{key}`: {model} has no tokenizer. Save it there, too, with its `save_pretrained`.")
@@ -47,7 +47,7 @@ def _place(model: str, key: str, revision: str | None) -> str:
     try:
         files = [try_to_load_from_cache(model, name, revision=revision) for name in ("config.json", ADAPTER_CONFIG)]
         known = any(isinstance(file, str) for file in files) or repo_exists(model)
-        hub = "the model hub has none of this name that you may read"
+        hub = "the model hub has no model of this name that you may read"
     except Exception as error:  # of httpx or httpx2, by the hub's version. A load would retry for half a minute
         known, hub = False, f"the model hub gives no answer: {error}"
     if not known:
@@ -64,7 +64,7 @@ def _check_weights(folder: Path, key: str) -> None:
             with safe_open(file, "pt"):
                 pass
         except SafetensorError as error:
-            raise ValueError(f"`{key}`: {file} is not whole ({error}). Copy or download it again.") from None
+            raise ValueError(f"`{key}`: {file} is incomplete ({error}). Copy or download it again.") from None
 
 
 def adapter_settings(model: str) -> dict[str, Any] | None:
@@ -80,8 +80,8 @@ def base_of(model: str, revision: str | None) -> tuple[str, str | None]:
 
 
 def saved_at(model: str) -> str | None:
-    """Find the time at which the newest weights in a folder were saved: a training may continue there. `None` for a hub
-    name."""
+    """Find the time at which the newest weights in a folder were saved: a training run may continue there. `None` for a
+    hub name."""
     weights = [path.stat().st_mtime for name in ("*.safetensors", "*.bin") for path in Path(model).glob(name)]
     return datetime.fromtimestamp(max(weights), UTC).isoformat() if weights else None
 

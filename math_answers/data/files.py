@@ -14,7 +14,7 @@ from datasets.exceptions import DatasetGenerationError
 
 # Builder of `datasets` for each kind of local file
 FILE_BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
-# The bytes of a JSON-lines file by which `datasets` gives each column its type: its builder's `chunksize`
+# The bytes of a JSON-lines file from which `datasets` infers the type of each column: its builder's `chunksize`
 TYPED_BYTES = 10 << 20
 
 
@@ -41,7 +41,7 @@ def load_rows(
         files = [path]
         only_split = re.match(r"\w*", split)[0]  # type: ignore[index]
         source = {"path": FILE_BUILDERS[path.suffix], "data_files": {only_split: glob.escape(str(path))}}
-        if path.suffix == ".csv":  # as text: the type of a column would depend on the first rows
+        if path.suffix == ".csv":  # as text: otherwise, the first rows would decide a column's type
             with path.open(newline="", encoding="utf-8-sig") as file:
                 header = next(csv.reader(file))
             source["features"] = datasets.Features({column: datasets.Value("string") for column in header})
@@ -50,7 +50,7 @@ def load_rows(
     with naming_bad_lines(name, files):
         rows = datasets.load_dataset(**source, split=split, streaming=streaming)
     if files:
-        rows.info.dataset_name = name  # for messages of the trainer; it is the builder's name
+        rows.info.dataset_name = name  # for messages of the trainer; by default it is the builder's name
     return rows, files
 
 
@@ -63,7 +63,7 @@ def naming_bad_lines(name: str, files: list[Path]) -> Iterator[None]:
         typed = isinstance(error, DatasetGenerationError)
         reasons = (bad_line(file, typed) for file in files if file.suffix in (".jsonl", ".json"))
         reason = next(filter(None, reasons), None)
-        if reason is None and type(error) is ValueError:  # ours: a reader's is of a class below
+        if reason is None and type(error) is ValueError:  # ours: readers raise subclasses
             raise
         raise ValueError(f"Cannot read {name}: {reason or error.__cause__ or error}") from error
 

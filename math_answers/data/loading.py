@@ -51,19 +51,19 @@ def load_math_dataset(
 
     The columns of GSM8K, MATH, MATH-500, AIME, DAPO-Math-17k and Eurus-2-RL-Data are recognised. A gold answer is what
     follows `####`, the last balanced `\boxed{...}`, or the whole text. The function drops rows without a problem or
-    with a gold that is no answer (`proof`, `notfound`, `nan`), and warns how many.
+    without a gold answer (`proof`, `notfound` and `nan` are none), and warns how many.
 
     Args:
         name_or_path: a `.jsonl`, `.json`, `.csv` or `.parquet` file; a folder, as `datasets.load_dataset` reads it; or
             a dataset on the hub.
-        split: or a part of it, such as `train[:1000]`. A single file is one split, under any name.
+        split: the split or a part of it, such as `train[:1000]`. A single file is one split, under any name.
         config_name: configuration on the hub (`main` for `openai/gsm8k`). For a folder, the subfolder.
         problem_column, answer_column: columns of problem (text or chat messages) and gold answer, if they are not
             recognised. A dotted path such as `reward_model.ground_truth` reaches into a nested column.
         instruction: text after every problem. It replaces the instruction in the prompts of DAPO-Math-17k and
             Eurus-2-RL-Data, because two formats would contradict each other.
         system_prompt: system message before every prompt. It replaces the data's; an empty one only removes the data's.
-        max_samples: read only the first rows, this many of those that `row_filter` leaves.
+        max_samples: read only this many rows, the first ones that `row_filter` leaves.
         row_filter: `column=value`: use only rows with this text in this column, which may be a dotted path.
         max_prompt_tokens: drop longer prompts, counted by `tokenizer` with its chat template and
             `chat_template_kwargs`, and warn how many. No prompt is truncated.
@@ -71,7 +71,7 @@ def load_math_dataset(
     Returns:
         A dataset with the columns `prompt`, a list of chat messages, and `solution`, the gold answer as `\boxed{...}`.
         All other columns are kept for reward functions, except `prompts` and `completions`, which TRL's trainers cannot
-        hand on.
+        pass on.
 
     Raises:
         OSError: no such file, folder or hub dataset.
@@ -95,8 +95,8 @@ def as_math_problems(
     """[`load_math_dataset`] for rows that were loaded before; messages call them `name`."""
     if not isinstance(dataset, datasets.Dataset):
         raise ValueError(
-            f"{name} is streamed, but gold answers are read before the training, in all rows. Leave streaming out, or "
-            "give a column `prompt` and other rewards than `math_accuracy`."
+            f"{name} is streamed, but the gold answers of all rows are read before training. Turn streaming off, or "
+            "give a column `prompt` and rewards other than `math_accuracy`."
         )
     schema = _find_schema(dataset, problem_column, answer_column, name)
     dataset = options.choose_rows(dataset, name)
@@ -114,7 +114,7 @@ def _find_schema(dataset: datasets.Dataset, problem_column: str | None, answer_c
             return schema
     wanted = " or ".join(dict.fromkeys(f"({schema.problem}, {schema.answer})" for schema in candidates))
     raise ValueError(
-        f"{name} has the columns {', '.join(dataset.column_names)}; a problem and its answer were looked for in "
+        f"{name} has the columns {', '.join(dataset.column_names)}; a problem and its answer are expected in "
         f"{wanted}. Name them with `problem_column` and `answer_column`. (Without `math_accuracy` a column `prompt` is "
         "enough.)"
     )

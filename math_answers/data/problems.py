@@ -1,4 +1,4 @@
-"""Problem texts: the instructions that public datasets wrap around them, and problems in two datasets."""
+"""Problem texts: the instructions that public datasets wrap around them, and problems that two datasets share."""
 
 import os
 import warnings
@@ -17,19 +17,19 @@ EURUS_SUFFIX = "\n\nPresent the answer in LaTex format: \\boxed{Your answer}"
 
 
 def bare_problem(text: str) -> str:
-    """Remove the instruction that its dataset is known to wrap around a problem."""
+    """Remove the instruction that a dataset is known to wrap around its problems."""
     return text.removeprefix(DAPO_PREFIX).removesuffix(DAPO_SUFFIX).removesuffix(EURUS_SUFFIX)
 
 
 def warn(message: str) -> None:
-    """Warn in the first process of a training only: all of them read the same data."""
+    """Warn only in the first process of a training run: all processes read the same data."""
     if os.environ.get("RANK", "0") == "0":
         warnings.warn(message, stacklevel=3)
 
 
 def report_overlap(train_dataset: datasets.Dataset, eval_dataset: datasets.Dataset) -> int:
-    """Count the evaluation problems that are trained on, whatever their case, spaces and known instructions, and warn
-    of them. Both datasets come from [`~math_answers.load_math_dataset`]."""
+    """Count the evaluation problems that the training data has, too, ignoring case, spaces and known instructions, and
+    warn about them. Both datasets come from [`~math_answers.load_math_dataset`]."""
     trained = set(_hashes(train_dataset))
     rows = [index for index, problem in enumerate(_hashes(eval_dataset)) if problem in trained]
     if rows:
@@ -41,7 +41,7 @@ def report_overlap(train_dataset: datasets.Dataset, eval_dataset: datasets.Datas
 
 
 def _hashes(dataset: datasets.Dataset) -> Iterator[int]:
-    """Yield a hash of every problem: of gigabytes of data they keep a few bytes a row."""
+    """Yield a hash of every problem: a few bytes per row, even of gigabytes of data."""
     for batch in dataset.select_columns(["prompt"]).iter(batch_size=1000):
         for prompt in batch["prompt"]:
             yield hash("".join(bare_problem(prompt[-1]["content"]).casefold().split()))

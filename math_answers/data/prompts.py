@@ -16,7 +16,7 @@ _BY_PROMPT: Any = {"batched": True, "batch_size": 100, "input_columns": ["prompt
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """Options of [`~math_answers.load_math_dataset`], which are the same for any prompts."""
+    """The options of [`~math_answers.load_math_dataset`] that apply to prompts of any kind."""
 
     instruction: str | None = None
     system_prompt: str | None = None
@@ -79,7 +79,7 @@ def prepare_prompts(
     """
     Give rows a column `prompt` for a TRL trainer, and keep their other columns.
 
-    An instruction, a system prompt or a `prompt_column` of another name makes a chat message of a plain text. Raises a
+    An instruction, a system prompt or a `prompt_column` of another name turns plain text into a chat message. Raises a
     `ValueError` for a prompt of the wrong kind, or if no row is left; the rows of a stream are not counted.
     """
     dataset = options.choose_rows(dataset, name)

@@ -1,5 +1,5 @@
 """Evaluation of a model on problems with known answers: samples, scores, statistics. May import `data` and `rewards`.
-Logs what a user should know under `math_answers.evaluation`, from INFO on."""
+Logs what a user should know under `math_answers.evaluation`, at INFO and above."""
 
 from typing import TYPE_CHECKING, Any
 

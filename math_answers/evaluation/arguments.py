@@ -38,10 +38,10 @@ class EvaluationArguments:
         default=1.0, metadata={"help": "Sample from the most likely tokens that together have this probability."}
     )
     top_k: int = field(default=0, metadata={"help": "Sample from this many of the most likely tokens; 0 means all."})
-    max_new_tokens: int = field(default=4096, metadata={"help": "Most tokens in a completion."})
+    max_new_tokens: int = field(default=4096, metadata={"help": "Maximum number of tokens in a completion."})
     seed: int = field(default=0, metadata={"help": "Seed of the samples and of the bootstrap."})
     max_problems: int | None = field(
-        default=None, metadata={"help": "Evaluate only the first problems of each benchmark, this many."}
+        default=None, metadata={"help": "Evaluate only this many problems of each benchmark, the first ones."}
     )
     instruction: str = field(
         default=DEFAULT_INSTRUCTION,
@@ -132,7 +132,7 @@ def _check_task(args: EvaluationArguments):
     if args.k is not None and generates and max(args.k) > args.n:
         raise ValueError(f"pass@{max(args.k)} needs at least {max(args.k)} samples of a problem, but `n` is {args.n}.")
     if without := [benchmark for benchmark in args.benchmarks if benchmark.endswith("=")]:
-        raise ValueError(f"`benchmarks`: {without[0]!r} has no path. Write name=path, without blanks.")
+        raise ValueError(f"`benchmarks`: {without[0]!r} has no path. Write name=path, without spaces.")
     names = [benchmark.partition("=")[0] for benchmark in args.benchmarks]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"`benchmarks` has {twice[0]!r} twice. Remove one.")

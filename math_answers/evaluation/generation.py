@@ -67,7 +67,7 @@ def generate_samples(args: EvaluationArguments, folder: Path) -> tuple[dict[str,
     done = asked.keys() & {key_of(sample) for sample in finished}
     jobs = [job for key, job in asked.items() if key not in done]
     if finished:
-        logger.info(f"{folder} has {len(done)} of the samples already; {len(jobs)} are added.")
+        logger.info(f"{folder} already has {len(done)} of the samples; adding {len(jobs)}.")
     if corrected:
         begin(folder, settings, args.overwrite)
         score(corrected)
@@ -79,7 +79,7 @@ def generate_samples(args: EvaluationArguments, folder: Path) -> tuple[dict[str,
         kind = VllmGenerator if uses_vllm(args.backend) else TransformersGenerator
         generator = kind(place, tokenizer, args, longest)
         begin(folder, settings, args.overwrite)
-        # Memory runs short at the start or never, and little of a batch is padding
+        # Longest first: memory runs short at the start or never, and a batch has little padding
         jobs.sort(key=lambda job: -len(job.prompt))
         opened = opened_thought(tokenizer.decode(jobs[0].prompt))
         with tqdm(desc=args.model, initial=len(done), total=len(asked), unit="sample") as bar:
@@ -92,8 +92,8 @@ def generate_samples(args: EvaluationArguments, folder: Path) -> tuple[dict[str,
 
 
 def _correct_golds(finished: list[Sample], benchmarks: dict[str, list[Problem]], folder: Path) -> list[Sample]:
-    """Give the samples of a folder the gold answers of today, and return those whose score is then missing. Raises a
-    `ValueError` if a benchmark no longer has one of their problems: its row would be of two benchmarks."""
+    """Give the samples of a folder the current gold answers, and return those that must be scored again. Raises a
+    `ValueError` if a benchmark no longer has one of their problems: its row would mix two benchmarks."""
     problems = {(problem.benchmark, problem.text): problem for own in benchmarks.values() for problem in own}
     corrected = []
     for sample in finished:
@@ -102,7 +102,7 @@ def _correct_golds(finished: list[Sample], benchmarks: dict[str, list[Problem]],
         problem = problems.get((sample["benchmark"], sample["problem"]))
         if problem is None or problem.digest != sample.get("digest"):
             raise ValueError(
-                f"{folder} has samples of another {sample['benchmark']!r}: this one lacks, or asks otherwise, the "
+                f"{folder} has samples of another {sample['benchmark']!r}: this one lacks, or words differently, the "
                 f"problem {sample['problem'][:80]!r}. Give the benchmark another name or another `output`, or "
                 "`overwrite` to discard the samples."
             )
@@ -127,7 +127,7 @@ def _samples_of(batch: list[Job], generator: Any, seed: int, opened_by_prompt: s
             sample=job.number,
             gold=_gold(job.problem, job.number),
             digest=job.problem.digest,
-            # Without a tag that the prompt has, a thought that is cut off would pass for an answer
+            # Without the tag that ends the prompt, a thought that is cut off would pass for an answer
             completion=opened_by_prompt + completion.text,
             tokens=completion.tokens,
             truncated=completion.truncated,
@@ -181,7 +181,7 @@ def tokenize_prompt(
 def check_lengths(
     problems: Sequence[Problem], prompts: Sequence[list[int]], model: str, args: EvaluationArguments
 ) -> int:
-    """Return the most tokens of a prompt and its completion. Raises a `ValueError` if that exceeds the context."""
+    """Return the maximum length of a prompt with its completion. Raises a `ValueError` if it exceeds the context."""
     longest = max(range(len(prompts)), key=lambda index: len(prompts[index]))
     needed = len(prompts[longest]) + args.max_new_tokens
     context = context_of(model, args.revision, args.trust_remote_code)
@@ -202,7 +202,7 @@ def uses_vllm(backend: str) -> bool:
     installed = importlib.util.find_spec("vllm") is not None
     if backend == "vllm" and not installed:
         raise ValueError(
-            "`backend` is 'vllm', which is not installed. Leave it out, or install it: "
+            "`backend` is 'vllm', but vLLM is not installed. Leave `backend` out, or install vLLM: "
             'pip install "troll-trl[vllm] @ git+https://github.com/troll-trl/troll_trl"'
         )
     return backend == "vllm" or (backend == "auto" and installed and torch.cuda.is_available())
@@ -246,7 +246,7 @@ class TransformersGenerator:
 
     @torch.inference_mode()
     def generate(self, prompts: Sequence[list[int]], seeds: Sequence[int]) -> list[Completion]:
-        """Complete tokenized prompts; the first seed is that of the batch."""
+        """Complete tokenized prompts; the first seed is the batch's."""
         torch.manual_seed(seeds[0])
         width = max(map(len, prompts))
         pad = self._config.pad_token_id
@@ -266,7 +266,7 @@ class TransformersGenerator:
 
 class VllmGenerator:
     """Batches through vLLM, which schedules the rows by itself. Each request carries its own seed. An adapter is merged
-    into its base model, since vLLM serves plain LoRA alone."""
+    into its base model, since vLLM serves only plain LoRA."""
 
     def __init__(self, model: str, tokenizer: PreTrainedTokenizerBase, args: EvaluationArguments, max_length: int):
         from vllm import LLM
@@ -283,7 +283,7 @@ class VllmGenerator:
             revision = None
         trusted = args.trust_remote_code
         config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=trusted)
-        # vLLM's own "auto" makes bfloat16 of float32
+        # vLLM's own "auto" turns float32 into bfloat16
         own = args.dtype == "auto" and config.dtype is not None
         own_config = None
         with contextlib.suppress(OSError):  # not every model has one

@@ -45,7 +45,7 @@ class Problem:
 
     @property
     def digest(self) -> str:
-        """Identify the prompt, also where two problems have the same text."""
+        """Identify the prompt, even if two problems have the same text."""
         return hashlib.sha256(json.dumps(self.prompt).encode()).hexdigest()[:16]
 
 
@@ -78,7 +78,7 @@ def _load_benchmark(name: str, path: str | None, args: EvaluationArguments) -> l
 
 
 def problem_text(prompt: Sequence[dict[str, str]], instruction: str = "") -> str:
-    """Make the text by which a problem is known: its messages without the system's and without the instruction."""
+    """Make the text that identifies a problem: its messages without the system message and the instruction."""
     messages = [message["content"] for message in prompt if message["role"] != "system"]
     messages[-1] = messages[-1].removesuffix(instruction)
     return "\n\n".join(message.strip() for message in messages)
@@ -87,5 +87,5 @@ def problem_text(prompt: Sequence[dict[str, str]], instruction: str = "") -> str
 def _local_split(path: Path) -> str:
     has_test = not path.is_dir() or any(path.glob("test*"))
     if not has_test:
-        warnings.warn(f"{path} has no split test; its split train is evaluated.", stacklevel=2)
+        warnings.warn(f"{path} has no test split; its train split is evaluated.", stacklevel=2)
     return "test" if has_test else "train"

@@ -66,7 +66,7 @@ def _score_file(args: EvaluationArguments, folder: Path, settings: dict[str, Any
     """Score the column `completion`, a text or a list of texts, of a file of problems."""
     path = Path(str(args.samples)).expanduser()
     if path.resolve() == (folder / SAMPLES).resolve():
-        raise ValueError(f"`samples`: {path} would be written over. Give another `output`.")
+        raise ValueError(f"`samples`: {path} would be overwritten. Give another `output`.")
     read_finished(folder, settings, args.overwrite)  # refuses a folder with other samples
     rows = load_math_dataset(path, problem_column=args.problem_column, answer_column=args.answer_column)
     if "completion" not in rows.column_names:
@@ -104,7 +104,7 @@ def _compare(args: EvaluationArguments) -> dict[str, Any]:
     for file in files:
         summary = file.with_name(SUMMARY)
         if summary.is_file() and "results" not in json.loads(summary.read_text(encoding="utf-8")):
-            logger.warning(f"{file.parent} is not finished, and its samples are of the longest problems. Run it again.")
+            logger.warning(f"{file.parent} is not finished and has only the longest problems. Run it again.")
     results = compare(read_samples(files[0]), read_samples(files[1]), args)
     header, rows = comparison_table(results)
     print(f"A = {names[0]}, B = {names[1]}; 95 % bootstrap intervals over problems, paired\n\n{plain(header, rows)}\n")

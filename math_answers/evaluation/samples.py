@@ -1,4 +1,4 @@
-"""Samples of an evaluation: a file with one per line, to which a second call adds what a stopped one has not made."""
+"""Samples of an evaluation: a file with one per line, to which a second call adds those that a stopped call lacks."""
 
 import json
 import os
@@ -36,8 +36,8 @@ def key_of(sample: Sample) -> Key:
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """Read the samples of a file, without a last line that a kill has cut. Raises a `ValueError` for a line that is no
-    scored sample."""
+    """Read the samples of a file, except an incomplete last line. Raises a `ValueError` for a line that is no scored
+    sample."""
     samples: dict[Key, Sample] = {}
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
@@ -49,8 +49,8 @@ def read_samples(path: Path) -> list[Sample]:
                 samples[key_of(sample)] = sample
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(
-                    f"{path}: line {number} is no scored sample ({error!r}). Score a file with a column `completion` "
-                    "by `samples`."
+                    f"{path}: line {number} is no scored sample ({error!r}). To score a file with a column "
+                    "`completion`, use `samples`."
                 ) from None
     return list(samples.values())
 
@@ -77,8 +77,8 @@ def read_finished(folder: Path, settings: dict[str, Any], overwrite: bool) -> li
     ]
     if different:
         raise ValueError(
-            f"{folder} has samples made otherwise: {'; '.join(different)}. Set it as it was to continue, give another "
-            "`output`, or `overwrite` to discard them."
+            f"{folder} has samples made with other settings: {'; '.join(different)}. Restore them to continue, give "
+            "another `output`, or set `overwrite` to discard the samples."
         )
     return samples
 
@@ -96,7 +96,7 @@ def begin(folder: Path, settings: dict[str, Any], overwrite: bool) -> None:
 
 
 def _is_cut(line: bytes) -> bool:
-    """Return whether a line is the first part of one: a kill amid a write leaves such a last line."""
+    """Return whether a line is incomplete: a process killed during a write leaves such a last line."""
     try:
         return not line.endswith(b"\n") and not isinstance(json.loads(line), dict)
     except ValueError:
@@ -104,7 +104,7 @@ def _is_cut(line: bytes) -> bool:
 
 
 def append(folder: Path, samples: Iterable[Sample]) -> None:
-    """Append scored samples in one write: a kill cuts at most the last line."""
+    """Append scored samples in one write: if the process is killed, only the last line may be incomplete."""
     with (folder / SAMPLES).open("ab") as file:
         file.write(_lines(samples).encode("utf-8", "replace"))  # a tokenizer may give half of a surrogate pair
 

@@ -45,7 +45,7 @@ def class_sizes(answers: Counter[str]) -> list[int]:
         (first, size), *others = left
         boxed = [f"\\boxed{{{text}}}" for text, _ in others]
         firsts = [f"\\boxed{{{first}}}"] * len(others)
-        # Either for the other, since a gold answer of 3 takes no 6/2
+        # In both directions, since a gold answer of 3 does not accept 6/2
         verdicts = verify([*firsts, *boxed], [*boxed, *firsts], batch_seconds=math.inf)
         pairs = zip(verdicts[: len(others)], verdicts[len(others) :], strict=True)
         equal = [1 in (one.reward, other.reward) for one, other in pairs]

@@ -54,7 +54,7 @@ def estimate(groups: Sequence[np.ndarray], resamples: int, seed: int) -> list[Es
     """
     if not groups or any(len(group) == 0 for group in groups):
         raise ValueError("There is no problem to take a mean over.")
-    # scipy asks for two observations; of one problem every resample is that problem
+    # scipy needs two observations. With one problem, every resample is this problem
     groups = [np.repeat(group, 2, axis=0) if len(group) == 1 else group for group in groups]
     batch = max(1, _BATCH_NUMBERS // sum(group.size for group in groups))
     settings = {"confidence_level": CONFIDENCE, "method": "percentile", "batch": batch, "rng": seed}

@@ -21,7 +21,7 @@ Problems = dict[str, list[Sample]]  # the scored samples of each problem of a be
 
 
 def summarize(samples: Iterable[Sample], args: EvaluationArguments) -> list[dict[str, Any]]:
-    """Compute the metrics of samples, shares of 1, for each benchmark and overall. Raises a `ValueError` if no sample
+    """Compute the metrics of samples, from 0 to 1, for each benchmark and overall. Raises a `ValueError` if no sample
     has a score, or a k is above the number of samples of a problem."""
     benchmarks = by_benchmark(samples)
     names = metric_names(benchmarks.values(), args)
@@ -41,7 +41,7 @@ def compare(a: Iterable[Sample], b: Iterable[Sample], args: EvaluationArguments)
     first, second = by_benchmark(a), by_benchmark(b)
     common = {name: _common_problems(name, first[name], second[name]) for name in first if name in second}
     if not common:
-        raise ValueError(f"`compare`: A has {', '.join(first)} and B {', '.join(second)}, no common benchmark.")
+        raise ValueError(f"`compare`: A has {', '.join(first)} and B {', '.join(second)}: no common benchmark.")
     sides = [
         {name: {text: side[name][text] for text in texts} for name, texts in common.items()} for side in (first, second)
     ]
@@ -58,7 +58,7 @@ def compare(a: Iterable[Sample], b: Iterable[Sample], args: EvaluationArguments)
 
 
 def by_benchmark(samples: Iterable[Sample]) -> dict[str, Problems]:
-    """Sort scored samples by benchmark and problem. A warning counts those that the verifier could not decide."""
+    """Group scored samples by benchmark and problem. A warning counts those that the verifier could not decide."""
     benchmarks: dict[str, Problems] = defaultdict(lambda: defaultdict(list))
     undecided = 0
     for sample in samples:

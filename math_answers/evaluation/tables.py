@@ -39,7 +39,7 @@ def comparison_table(results: Sequence[dict[str, Any]]) -> tuple[list[str], list
 
 
 def notes(results: Sequence[dict[str, Any]]) -> list[str]:
-    """Note intervals without width below a table of results or of a comparison."""
+    """Return a note on intervals of zero width, for a table of results or of a comparison."""
     alike = [
         # The share of problems that may be otherwise, and how far: a difference of 1 may be -1 elsewhere
         (min(3 / row["problems"], 1) * ((1 + abs(metric["value"])) if "a" in metric else 1), row["problems"])
@@ -52,7 +52,7 @@ def notes(results: Sequence[dict[str, Any]]) -> list[str]:
         return []
     away, problems = max(alike)
     return [
-        "An interval without width: all problems have the same score or difference. By the rule of three, with "
+        "An interval of zero width: all problems have the same score or difference. By the rule of three, with "
         f"{problems} problems the truth may still be {100 * away:.1f} points away."
     ]
 

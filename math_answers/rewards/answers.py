@@ -78,8 +78,9 @@ def extract_answer(text: str, accept: Callable[[str], bool] | None = None) -> st
     the last `Answer:`, `####` or "the (final) answer is" in its sentence. A box that only shows where an answer goes
     (`\boxed{}`, `\boxed{your answer}`) does not count.
 
-    Boxes that a connector joins state one answer together, a list. If `accept` refuses a box, it may accept another
-    one, or a later "the answer is": the letter of a multiple choice. The time is linear in the length of the text.
+    Boxes that a connector joins state one answer together, a list. If `accept` refuses this answer, the only one that
+    it accepts of the boxes and a later "the answer is" counts: the letter of a multiple choice. The time is linear in
+    the length of the text.
     """
     text = _without_thoughts(text)
     boxes = [box for box in _boxes(text) if not _PLACEHOLDER.fullmatch(box.content)]

@@ -24,7 +24,7 @@ def math_accuracy_reward(
     The answer is what the last balanced `\boxed{...}` holds; without one, the last `<answer>...</answer>`; without
     either, what follows the last `Answer:`, `####` or "the (final) answer is". docs/answers.md lists what is equal.
 
-    It cannot hang: worker processes with limits of time and memory decide what rules do not
+    The function cannot hang: worker processes with time and memory limits decide what the rules do not
     ([`~math_answers.verify`]). Any thread may call it.
 
     Args:
@@ -34,12 +34,12 @@ def math_accuracy_reward(
             Gold answers: `\boxed{...}`, bare, `$...$`, a worked solution that ends in one of the forms above, or a
             number. `None`, for a row of another task in a mixed dataset, gives `None`.
         log_metric, log_extra (`Callable`, *optional*):
-            The trainer gives them. They get the shares `math_accuracy/{decider}` of
+            The trainer passes them. They log the shares `math_accuracy/{decider}` of
             `math_answers.rewards.verifier.DECIDERS`, and the columns `solution`, `answer` and `answer_path` of the
             table of logged completions.
         opened_by_prompt (`str`, *optional*):
             The tag of a thought that the chat template opens, such as `<think>`. Without it, a box in a thought that is
-            cut off would pay. `troll grpo` sets it; elsewhere use `functools.partial`.
+            cut off would be rewarded. `troll grpo` sets it; elsewhere use `functools.partial`.
 
     Returns:
         `list[float | None]`: 1.0 for a right answer, 0.0 for a wrong or missing one. `None`, which the trainer skips,

@@ -128,7 +128,7 @@ def test_metrics_of_stored_completions_by_hand(tmp_path):
     assert again == results
     fewer, values = score(tmp_path / "b.jsonl", tmp_path / "fewer", max_problems=2)
     assert (fewer["b"]["problems"], values["b"]["mean"]) == (2, 3 / 8)
-    with pytest.raises(ValueError, match="written over"):
+    with pytest.raises(ValueError, match="overwritten"):
         score(tmp_path / "out" / SAMPLES, tmp_path / "out")
     with pytest.raises(ValueError, match="`samples` was"):
         score(tmp_path / "b.jsonl", tmp_path / "again")

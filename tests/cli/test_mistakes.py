@@ -63,8 +63,8 @@ def test_a_model_that_is_missing_or_incomplete_is_named(run, capsys, tmp_path):
     assert "there is no folder runs/model " in refused(capsys, run, "--model_name_or_path", "runs/model")
     weights = tmp_path / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])
-    assert "model/model.safetensors is not whole" in refused(capsys, run)
-    assert "model/model.safetensors is not whole" in refused(capsys, check.main, ["--model", "model"])
+    assert "model/model.safetensors is incomplete" in refused(capsys, run)
+    assert "model/model.safetensors is incomplete" in refused(capsys, check.main, ["--model", "model"])
     for file in (tmp_path / "model").glob("token*"):
         file.unlink()
     weights.unlink()

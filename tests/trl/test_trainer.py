@@ -287,7 +287,7 @@ def test_options_are_refused_by_name(options, message, tmp_path):
 def test_rloo_refuses_a_mask_and_a_support_larger_than_the_vocabulary(tmp_path):
     with pytest.raises(ValueError, match=r"`trust_region` .* got 'mask'"):
         config_of(tmp_path, TrollRLOOConfig, trust_region="mask")
-    with pytest.raises(ValueError, match="`support_size` must be .* got 101"):
+    with pytest.raises(ValueError, match=r"`support_size` must be .* got 101"):
         make_trainer(TrollRLOOTrainer, TrollRLOOConfig, tmp_path, beta=0.0, support_size=101)
 
 

@@ -23,12 +23,12 @@ logger = logging.getLogger(__name__)
 
 # Processor time of a pair. An ordinary answer takes milliseconds
 TIMEOUT_SECONDS = 2.0
-# Of all pairs of a batch, or a policy that writes what takes two seconds each would stop a training
+# Processor time of all pairs of a batch: otherwise, answers of two seconds each would stop a training run
 BATCH_SECONDS = 60.0
 # What may decide a verdict: the rules, math-verify, its limits (time, time of the batch, memory), a worker that is
-# gone, the cost of the answer, which is not compared, a text without an answer, a row without a gold answer
+# gone, an answer too costly to compare, a text without an answer, a row without a gold answer
 DECIDERS = ("rules", "math_verify", "timeout", "budget", "crash", "worker", "refused", "no_answer", "no_gold")
-# Seconds of computer algebra for a few characters. Only compared if the gold answer has such a thing as well
+# A few characters that cost seconds of computer algebra. Compared only if the gold answer has some, too
 _COSTLY = re.compile(
     r"\d\)?\^\{?\(?\d+\^"  # a tower of powers
     r"|\^\{?[+-]?\d{5,}"  # a long exponent
@@ -123,7 +123,7 @@ def _by_rules(gold: str | None, answer: str | None) -> Decision | dict[str, str]
         return float(equal(gold, answer, _undecided)), "rules"
     except _Undecided:
         return {"gold": gold, "answer": answer}
-    except Exception:  # a completion must not end a training, whatever it contains
+    except Exception:  # a completion must not end a training run, whatever it contains
         logger.exception("The rules of the verifier failed on the gold answer %r and the answer %r.", gold, answer)
         return 0.0, "crash"
 
@@ -150,4 +150,4 @@ def _pool() -> Pool:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.cache_clear)  # it has the parent's pipes, but none of its threads
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # the child has the parent's pipes, but not its threads

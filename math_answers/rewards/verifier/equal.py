@@ -1,6 +1,6 @@
 r"""
-equal(): whether an answer is the gold answer. The first rule of `RULES` that decides counts. Only an expression without
-structure, such as `2\sqrt{3}`, goes to computer algebra.
+equal(): whether an answer is the gold answer. The first rule of `RULES` that decides counts. Only equations and
+expressions without structure, such as `2\sqrt{3}`, go to computer algebra.
 """
 
 import re
@@ -90,7 +90,7 @@ def same_numbers(pair: Pair) -> bool | None:
 
 
 def same_parts(pair: Pair) -> bool | None:
-    """Compare part by part, as many parts as the gold answer has, or a list of guesses would pay."""
+    """Compare part by part. An answer needs as many parts as the gold answer; a list of guesses earns nothing."""
     gold, answer = pair.parts
     if gold is None or answer is None:
         return None
@@ -113,7 +113,7 @@ def same_parts(pair: Pair) -> bool | None:
 def _is_unordered(gold: Parts, answer: Parts) -> bool:
     names = {_bare(member.partition("=")[0]) for member in gold.members if "=" in member}
     if len(names) > 1 and not any("=" in member for member in answer.members):
-        return False  # of x=1, y=2 the values alone have an order
+        return False  # without the names of x=1, y=2, order matters
     if all(map(_TRUTH.fullmatch, gold.members)):
         return False  # each answers one question
     kinds = {gold.kind, answer.kind}
@@ -137,7 +137,7 @@ def same_words(pair: Pair) -> bool | None:
 
 
 def same_equation(pair: Pair) -> bool | None:
-    """Take 5 for a gold answer `x = 5`; for any other equation take an equation alone."""
+    """Accept 5 for a gold answer `x = 5`; for any other equation, accept only an equation."""
     if "=" not in pair.gold or _is_list(pair):
         return None
     name, _, value = pair.gold.partition("=")
@@ -147,7 +147,7 @@ def same_equation(pair: Pair) -> bool | None:
             return pair.again(value, right or left)
         if name.strip() != "y" or read_number(value):  # "ab = c" of the problem is not "b = c/a"
             return right.strip() == name.strip() and pair.again(value, left)
-    # Of statements without letters, math-verify takes any that is true
+    # math-verify accepts any true statement without letters
     is_readable = equals and _LETTER.search(pair.gold) and not _MISREAD.search(pair.gold + pair.value)
     return bool(is_readable) and pair.algebra(pair.gold, pair.value)
 
@@ -172,7 +172,7 @@ def rounded_value(pair: Pair) -> bool | None:
 
 
 def other_structure(pair: Pair) -> bool | None:
-    """Refuse a list for a value. An interval may be a solved inequality (not that of the problem), a point a column."""
+    """Refuse a list for a value. An interval may match a solved inequality (not the problem's), a point a column."""
     gold, answer = pair.parts
     if is_solved(pair.gold) and not (is_solved(pair.value) or answer):
         return False
@@ -213,7 +213,7 @@ def is_solved(text: str) -> bool:
 
 def is_worked_out(gold: str, answer: str) -> bool:
     """Tell whether an answer has only the kinds of operations of a gold answer without letters, and no more sums,
-    products and roots."""
+    products and roots than the gold answer."""
     if re.search("[A-Za-df-hj-z]", _COMMAND.sub("", gold)) or _RELATION.search(gold + answer):
         return True
     made, asked = (

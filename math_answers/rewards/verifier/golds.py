@@ -1,4 +1,4 @@
-"""Gold answers: the bare one of a text, and which ones are none."""
+"""Gold answers: the bare answer in a text, and which texts have none."""
 
 import re
 from functools import lru_cache

@@ -93,7 +93,7 @@ _ARGUMENTS = (
 )
 _ENDS = (
     (r"\s+", " "),
-    (r"\A[\s*_`]+|(?:[\s*_`,;:]|(?<!\.)\.)+\Z", ""),  # the point of a sentence; "0.5..." is not 0.5
+    (r"\A[\s*_`]+|(?:[\s*_`,;:]|(?<!\.)\.)+\Z", ""),  # the period of a sentence; "0.5..." is not 0.5
 )
 _RULES = [
     (re.compile(pattern), replacement)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from math_answers.rewards.verifier.units import agree, read_unit
 
 MAX_DIGITS = 1000
-# A decimal with this many places, and as many digits after its zeros, is a rounding
+# A decimal with this many places, and as many digits after its leading zeros, is a rounding
 ROUNDED_DIGITS = 8
 
 _NUMERAL = r"(?:\d{1,3}(?:[, ]\d{3})+(?:\.\d+)?|\d+(?:\.\d*)?|\.\d+)"
@@ -75,7 +75,7 @@ def read_number(text: str) -> Number | None:
 def same_number(gold: Number, answer: Number) -> bool:
     """
     Compare exactly. An answer may leave out a unit, a base or a percent sign (50 % is 50 or 0.5). It may not add a
-    base, name a unit that contradicts, or leave a division to be done: 6/2 is no answer to 3.
+    base, name a unit that contradicts, or leave a division to be done: 6/2 does not count as 3.
     """
     if answer.base not in (None, gold.base) or not agree(gold.unit, answer.unit):
         return False
@@ -89,7 +89,7 @@ def same_number(gold: Number, answer: Number) -> bool:
 
 def _is_rounding(gold: Number, answer: Number) -> bool:
     """Tell whether one decimal of many digits is the other, rounded or cut: 5.333333333 is 5.3333333333. An answer of
-    more digits than the gold answer must be that of a fraction: 5.3333333337 is not."""
+    more digits than the gold answer must round a fraction: 5.3333333337 does not."""
     short, long = sorted((gold, answer), key=lambda number: number.decimals)
     digits = abs(short.value) * 10**short.decimals
     if short.decimals < ROUNDED_DIGITS or digits < 10 ** (ROUNDED_DIGITS - 1) or short.value * long.value < 0:

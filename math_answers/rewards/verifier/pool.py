@@ -16,7 +16,7 @@ class Worker:
     """One process that answers questions, see `worker.serve`."""
 
     def __init__(self):
-        # A main module of its own, for the user's would run again; a session of its own, as Ctrl-C is for the trainer
+        # Its own main module, since the user's would run again; its own session, since Ctrl-C is meant for the trainer
         code = f"import sys; sys.path[:] = {[str(folder) for folder in sys.path]!r}\n"
         code += "from math_answers.rewards.verifier.worker import serve; serve()"
         self.process = subprocess.Popen(
@@ -45,7 +45,7 @@ class Worker:
 
 
 class Pool:
-    """Workers, started if needed: one for each processor of this rank. Any thread may ask."""
+    """Workers, started as needed: one for each processor of this rank, at most `MAX_WORKERS`. Any thread may ask."""
 
     def __init__(self):
         cpus = len(os.sched_getaffinity(0))
@@ -55,7 +55,7 @@ class Pool:
         self._executor = ThreadPoolExecutor(self.size, thread_name_prefix="verifier")
 
     def ask(self, questions: list[dict], seconds: float, budget: float) -> list[dict]:
-        """The reply to each question of `seconds`; `{"died": "budget"}` if the others have taken the processor time."""
+        """Reply to each question within `seconds`; with `{"died": "budget"}` if the others have used up `budget`."""
         left = [budget]
 
         def ask_one(question: dict) -> dict:

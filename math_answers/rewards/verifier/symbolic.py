@@ -12,7 +12,8 @@ from math_verify.grader import should_treat_as_complex
 from math_answers.rewards.verifier.equal import equal
 
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)
-# The parser of `math_verify.parse`, which takes the letters of `2ab` for units, `R` for `r` and "a = b" for "b"
+# For the parser of `math_verify.parse`. `parse` itself takes the letters of `2ab` for units, `R` for `r` and "a = b"
+# for "b"
 _NORMALIZATION = NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
 _CONVERSION = ConversionConfig(lowercase_symbols=False)
 # Read as something else otherwise: 2(5), 1,000\pi, 2i
@@ -38,5 +39,5 @@ def _read(text: str):
         return latex2sympy(latex, None, not should_treat_as_complex(latex), False, _NORMALIZATION, _CONVERSION)
     except MemoryError:
         raise
-    except Exception:  # the grammar raises anything on what it does not know
+    except Exception:  # the grammar may raise any exception
         return None

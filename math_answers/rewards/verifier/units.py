@@ -1,4 +1,4 @@
-"""read_unit(): the words behind a number. They say nothing, unless they change the number or contradict the gold's."""
+"""read_unit(): the words after a number. They say nothing, unless they change the number or contradict the gold's."""
 
 import re
 
@@ -42,7 +42,7 @@ _UNIT = re.compile(
 
 
 def read_unit(text: str) -> frozenset[str] | None:
-    """Return the words behind a number in one spelling; `None` for anything else, or if they change the number."""
+    """Return the words after a number in one spelling; `None` for anything else, or if they change the number."""
     if not text:
         return frozenset()
     if not _UNIT.fullmatch(text):

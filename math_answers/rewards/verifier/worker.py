@@ -1,8 +1,8 @@
 """
-serve(): the process that runs math-verify, which may be killed at any moment, and nothing is lost.
+serve(): the process that runs math-verify. It may be killed at any moment, and nothing is lost.
 
 It imports math-verify once and forks a child that answers. The kernel kills a child at its limit of processor time,
-without asking Python. The next child is there in milliseconds, where an import would take seconds. Questions and
+without asking Python. The next child starts in milliseconds; an import would take seconds. Questions and
 replies are lines of JSON, since reading a pickle may run code.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import NoReturn, TextIO
 
 MEMORY_BYTES = 1 << 30
-# The limit is processor time. A child that only waits ends after this many times as much by the clock
+# The limit is processor time. A child that only waits ends after this many times the limit in elapsed time
 WALL_FACTOR = 30
 RETIRED, OUT_OF_MEMORY = 3, 4  # exit codes
 ALARMS = (signal.SIGPROF, signal.SIGALRM)
