@@ -14,8 +14,8 @@ class AsyncTrollGRPOConfig(TrustRegionOptions, AsyncGRPOConfig):
     """
     Configuration of [`AsyncTrollGRPOTrainer`]: every parameter of TRL's `AsyncGRPOConfig`, and the following. The old
     policy is the engine's distribution. TRL's rollout worker returns only the log-probability of the sampled token, so
-    no trust region can keep a support here: `support_size`, 'topk_kl' and what the entries below say about the projection
-    do not apply.
+    no trust region can keep a support here: `support_size`, 'topk_kl' and what the entries below say about the
+    projection do not apply.
 
     `epsilon` and `epsilon_high`, the clip range of an existing recipe, have no effect: the trust region replaces the
     clip.
