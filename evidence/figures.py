@@ -68,7 +68,7 @@ def draw(groups: Mapping[str, Group], plan: Mapping[str, Any], file: Path) -> No
                 of_panel.set_xticks(rates, [_rate(rate) for rate in rates], size=11, rotation=45)
                 of_panel.minorticks_off()
         axes[0].set_ylim(0, None)
-        figure.supylabel("held-out problems solved, %")
+        figure.supylabel("problems solved, %")
         shown = [of_panel.get_legend_handles_labels() for of_panel in axes]
         handles = {name: line for lines, names in shown for line, name in zip(lines, names, strict=True)}
         free = list(axes[len(panels) :])
