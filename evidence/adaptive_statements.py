@@ -54,8 +54,11 @@ class Results:
                     runs[record["task"], record["method"], rate][seed] = record
 
     def best_rate(self, task: str, method: str) -> float | None:
+        """Return the rate with the largest mean success on the tuning seeds, among the rates that all of them have."""
         cells = {rate: cell for (*of, rate), cell in sorted(self.tuning.items()) if of == [task, method]}
-        return max(cells, key=lambda rate: successes(cells[rate]).mean(), default=None)
+        most = max(map(len, cells.values()), default=0)  # a rate that only one seed has would win by its luck
+        complete = [rate for rate, cell in cells.items() if len(cell) == most]
+        return max(complete, key=lambda rate: successes(cells[rate]).mean(), default=None)
 
     def at_best_rate(self, task: str, method: str) -> Cell:
         rate = self.best_rate(task, method)

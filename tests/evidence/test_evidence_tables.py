@@ -116,7 +116,8 @@ def test_statements_of_the_adaptive_rate():
         ]
     ]
     results = Results(tuning + reported)
-    assert results.best_rate("common", "troll") == 2e-4
+    lucky = record("common", "troll", 8e-4, 90, 0.9, 8)  # one of the two seeds that choose
+    assert results.best_rate("common", "troll") == Results([*tuning, lucky]).best_rate("common", "troll") == 2e-4
     assert "| common | 2 | 50 | 94 |  | 90 |  |  | 90 |" in share_table(results, "troll")
     assert "3 of 4 runs" in share_table(results, "troll")
     assert "1 of 2 runs" in share_table(Results(tuning + reported, seeds=(92,)), "troll")
