@@ -666,7 +666,7 @@ def test_non_positive_temperature_is_refused():
     ("config", "how"),
     [
         (RecurrentGemmaConfig(logits_soft_cap=30.0), "through `logits_soft_cap` = 30.0"),
-        (MptConfig(), "which the LM head"),
+        (MptConfig(), "which neither the LM head"),
     ],
 )
 def test_a_model_whose_logits_the_head_would_get_wrong_is_refused(config, how):
