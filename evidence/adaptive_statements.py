@@ -54,7 +54,7 @@ class Results:
                     runs[record["task"], record["method"], rate][seed] = record
 
     def best_rate(self, task: str, method: str) -> float | None:
-        """Return the rate with the largest mean success on the tuning seeds, among the rates that all of them have."""
+        """Return the rate with the largest mean success, among those with the largest number of tuning seeds."""
         cells = {rate: cell for (*of, rate), cell in sorted(self.tuning.items()) if of == [task, method]}
         most = max(map(len, cells.values()), default=0)  # a rate that only one seed has would win by its luck
         complete = [rate for rate, cell in cells.items() if len(cell) == most]
