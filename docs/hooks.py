@@ -16,11 +16,11 @@ NAMED = re.compile(r"^- \[`([\w.]+)`\].*$", re.MULTILINE)  # a line of api.md
 
 
 def on_files(files, config):
-    """Add the evidence figure that the README, the first page, shows."""
+    """Add the figures outside docs/ that the README, the first page, shows."""
     from mkdocs.structure.files import File
 
-    picture = "evidence/figures/adaptive.png"
-    files.append(File.generated(config, picture, abs_src_path=str(ROOT / picture)))
+    for picture in re.findall(r"\((evidence/figures/.*?)\)", (ROOT / "README.md").read_text(encoding="utf-8")):
+        files.append(File.generated(config, picture, abs_src_path=str(ROOT / picture)))
 
 
 def on_page_markdown(markdown, page=None, **_):
