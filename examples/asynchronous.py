@@ -14,8 +14,8 @@ experimental.
 
 from datasets import load_dataset
 
-from math_answers import math_accuracy_reward
 from troll_trl.experimental.async_grpo import AsyncTrollGRPOConfig, AsyncTrollGRPOTrainer
+from troll_trl.rewards import math_accuracy_reward
 
 OUTPUT = "outputs/examples/asynchronous"
 

@@ -23,10 +23,10 @@ import torch  # noqa: E402
 from datasets import Dataset  # noqa: E402
 from trl.chat_template_utils import qwen3_chat_template  # noqa: E402
 
-from math_answers import math_accuracy_reward  # noqa: E402
 from troll_trl import small_models  # noqa: E402
 from troll_trl.cli.quickstart import make_problems  # noqa: E402
 from troll_trl.experimental.async_grpo import AsyncTrollGRPOConfig, AsyncTrollGRPOTrainer  # noqa: E402
+from troll_trl.rewards import math_accuracy_reward  # noqa: E402
 
 UPDATES = int(os.environ.get("UPDATES", "120"))
 OUTPUT = "outputs/examples/asynchronous_cpu"

@@ -12,8 +12,8 @@ has not been run on a GPU.
 
 from datasets import load_dataset
 
-from math_answers import math_accuracy_reward
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
+from troll_trl.rewards import math_accuracy_reward
 
 OUTPUT = "outputs/examples/gsm8k-one-gpu"
 

@@ -16,8 +16,8 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 
-from math_answers import math_accuracy_reward
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
+from troll_trl.rewards import math_accuracy_reward
 
 OUTPUT = "outputs/examples/lora"
 NAMES, THINGS = ("Tom", "Anna", "Ben", "Mia", "Sam", "Lily"), ("apples", "books", "coins", "cards", "pens", "shells")

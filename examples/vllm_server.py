@@ -13,8 +13,8 @@ The trainer waits up to four minutes for the server. This script has not been ru
 
 from datasets import load_dataset
 
-from math_answers import math_accuracy_reward
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
+from troll_trl.rewards import math_accuracy_reward
 
 OUTPUT = "outputs/examples/vllm-server"
 

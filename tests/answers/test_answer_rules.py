@@ -2,7 +2,7 @@
 
 import pytest
 
-from math_answers import verify
+from troll_trl.rewards import verify
 
 # Name: gold answer, right answers, wrong answers
 RULES = {

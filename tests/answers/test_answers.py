@@ -8,11 +8,11 @@ import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from math_answers import extract_answer, verify
-from math_answers.rewards.verifier.notation import normalise
-from math_answers.rewards.verifier.numbers import read_number
 from tests.support.real_problems import DATA, SIZES
 from tests.support.repository import TESTS
+from troll_trl.rewards import extract_answer, verify
+from troll_trl.rewards.verifier.notation import normalise
+from troll_trl.rewards.verifier.numbers import read_number
 
 PROPERTY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from math_answers import math_accuracy_reward
-from math_answers.data import load_math_dataset
-from math_answers.data.problems import DAPO_PREFIX, DAPO_SUFFIX, EURUS_SUFFIX, report_overlap
 from tests.support.real_problems import DATA, SIZES
 from tests.tiny import tiny_tokenizer
+from troll_trl.data import load_math_dataset
+from troll_trl.data.problems import DAPO_PREFIX, DAPO_SUFFIX, EURUS_SUFFIX, report_overlap
+from troll_trl.rewards import math_accuracy_reward
 
 GSM8K = [
     {"question": "one?", "answer": "It is <<1*1234=1234>>1,234.\n#### 1,234"},

@@ -1,4 +1,4 @@
-"""math_answers.evaluation with tiny models, by transformers: samples, how they resume, and the command."""
+"""troll_trl.evaluation with tiny models, by transformers: samples, how they resume, and the command."""
 
 import json
 import os
@@ -15,15 +15,15 @@ from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from math_answers.evaluation import EvaluationArguments, evaluate, generation
-from math_answers.evaluation.arguments import DEFAULT_INSTRUCTION
-from math_answers.evaluation.generation import TransformersGenerator, load_model, load_tokenizer
-from math_answers.evaluation.samples import read_samples
 from tests.support.limits import HANG
 from tests.support.logged import logged
 from tests.support.repository import ROOT
 from tests.tiny import tiny_model
 from troll_trl.cli.evaluate import main
+from troll_trl.evaluation import EvaluationArguments, evaluate, generation
+from troll_trl.evaluation.arguments import DEFAULT_INSTRUCTION
+from troll_trl.evaluation.generation import TransformersGenerator, load_model, load_tokenizer
+from troll_trl.evaluation.samples import read_samples
 
 SCRIPT = ROOT / "scripts" / "evaluate.py"
 # Digits are words of their own, so that some completions state an answer

@@ -1,4 +1,4 @@
-"""math_answers.evaluation without a model: statistics, majority, stored completions, benchmarks, comparisons."""
+"""troll_trl.evaluation without a model: statistics, majority, stored completions, benchmarks, comparisons."""
 
 import itertools
 import json
@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from math_answers.evaluation import EvaluationArguments, evaluate, problems
-from math_answers.evaluation.problems import load_problems
-from math_answers.evaluation.samples import SAMPLES, append, begin, read_samples
-from math_answers.evaluation.scoring import majority_score
-from math_answers.evaluation.statistics import Estimate, estimate, pass_at_k
 from tests.support.logged import logged
 from tests.support.real_problems import DATA, SIZES
+from troll_trl.evaluation import EvaluationArguments, evaluate, problems
+from troll_trl.evaluation.problems import load_problems
+from troll_trl.evaluation.samples import SAMPLES, append, begin, read_samples
+from troll_trl.evaluation.scoring import majority_score
+from troll_trl.evaluation.statistics import Estimate, estimate, pass_at_k
 
 
 @pytest.fixture(autouse=True)

@@ -1,15 +1,16 @@
 """The reward functions in a training: batches, kinds of completions and gold answers, what is logged."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 
-from math_answers import answer_format_reward, math_accuracy_reward
-from math_answers.rewards import opened_thought
-from math_answers.rewards.answers import MAX_ANSWER_CHARACTERS
-from math_answers.rewards.verifier import DECIDERS
 from tests.tiny import tiny_tokenizer
 from troll_trl.cli.make_trainer import restore_thought_tag
+from troll_trl.rewards import answer_format_reward, math_accuracy_reward
+from troll_trl.rewards.answers import MAX_ANSWER_CHARACTERS, opened_thought
+from troll_trl.rewards.verifier import DECIDERS
 
 
 def test_a_batch_has_a_reward_for_each_row_in_its_order():
@@ -84,3 +85,12 @@ def test_a_plain_number_in_a_form_that_is_read_earns_the_format_reward():
     paid = [r"\boxed{5}", "Answer: 1,234.5"]
     unpaid = [r"\boxed{\frac12}", r"\boxed{5 apples}", "5", r"\boxed{x}", "Answer: " + "9" * 2000]
     assert answer_format_reward(paid + unpaid) == [1.0] * 2 + [0.0] * 5
+
+
+@pytest.mark.parametrize("package", ["rewards", "data", "evaluation"])
+def test_answers_load_nothing_of_the_training(package):
+    """So any trainer of TRL may use them. import-linter does not see `troll_trl/__init__.py`, which must stay lazy."""
+    code = f"import sys, troll_trl.{package}; print(*(name for name in sys.modules if name.startswith('troll_trl.')))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    allowed = ("troll_trl.rewards", "troll_trl.data", "troll_trl.evaluation")
+    assert loaded and [name for name in loaded if not name.startswith(allowed)] == []

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from math_answers import verify
-from math_answers.rewards import verifier
-from math_answers.rewards.verifier.pool import Pool
 from tests.support.limits import HANG
 from tests.support.repository import ROOT
+from troll_trl.rewards import verifier, verify
+from troll_trl.rewards.verifier.pool import Pool
 
 
 @pytest.fixture
@@ -63,7 +62,7 @@ def test_a_batch_has_a_budget_and_says_when_it_is_spent(pool, monkeypatch, caplo
 
 LIMITS = """
 import json, os, sys, time
-from math_answers.rewards.verifier import symbolic, worker
+from troll_trl.rewards.verifier import symbolic, worker
 
 def answer(question):
     kind = question["answer"]
@@ -117,7 +116,7 @@ def test_threads_share_the_workers(pool):
 
 FORKED = r"""
 import os
-from math_answers import verify
+from troll_trl.rewards import verify
 
 ask = lambda answer: verify([r"2\sqrt{3}"], [rf"\boxed{{\sqrt{{{answer}}}}}"])[0].reward
 assert ask("12") == 1.0
@@ -134,7 +133,7 @@ def test_in_a_forked_process():
 
 BUSY = """
 import threading, time
-from math_answers.rewards.verifier.pool import Pool
+from troll_trl.rewards.verifier.pool import Pool
 pool = Pool()
 print(pool.ask([{"gold": "x", "answer": "2x"}], 20, 100) and pool._workers[0].process.pid, flush=True)
 endless = {"gold": "x", "answer": "\\\\Gamma(10^{10})"}

@@ -6,10 +6,10 @@ import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 from transformers import TrainingArguments
 
-from math_answers.evaluation.arguments import EvaluationArguments
 from tests.support.training_args import parse_training_args
 from troll_trl.cli.arguments import training_parser
 from troll_trl.cli.command_line import OptionParser, config_names, configs_folder, read_config
+from troll_trl.evaluation.arguments import EvaluationArguments
 
 CONFIGS = configs_folder()
 PAPER = {

@@ -9,12 +9,12 @@ import pytest
 from trl import DatasetMixtureConfig
 from trl.rewards import get_soft_overlong_punishment
 
-from math_answers import math_accuracy_reward
 from tests.tiny import tiny_tokenizer
 from troll_trl.cli import training_data
 from troll_trl.cli.arguments import TrollScriptArguments
 from troll_trl.cli.reward_functions import check_signature, is_math_accuracy, load_reward_function
 from troll_trl.cli.training_data import load_datasets
+from troll_trl.rewards import math_accuracy_reward
 
 CHATS = [{"prompt": [{"role": "user", "content": f"w{n} w5"}], "solution": f"x > {n}", "level": n} for n in range(6)]
 TEXTS = [{"prompt": f"w{n} w5", "task": "code" if n % 2 else "math"} for n in range(6)]
@@ -204,7 +204,11 @@ def test_a_reward_function_that_the_trainer_cannot_call_is_refused():
 
 def test_the_reward_is_known_by_every_path_and_no_other_is_taken_for_it():
     """Else its rows would not get gold answers."""
-    for name in ("math_accuracy", "math_answers.math_accuracy_reward", "math_answers.rewards.math_accuracy_reward"):
+    for name in (
+        "math_accuracy",
+        "troll_trl.rewards.math_accuracy_reward",
+        "troll_trl.rewards.functions.math_accuracy_reward",
+    ):
         assert is_math_accuracy(name) and load_reward_function(name) is math_accuracy_reward
-    for name in ("mine.math_accuracy_reward", "math_answers.answer_format_reward", "accuracy_reward"):
+    for name in ("mine.math_accuracy_reward", "troll_trl.rewards.answer_format_reward", "accuracy_reward"):
         assert not is_math_accuracy(name)

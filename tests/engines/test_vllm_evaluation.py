@@ -10,11 +10,11 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from math_answers.evaluation import EvaluationArguments, evaluate
-from math_answers.evaluation.generation import VllmGenerator
-from math_answers.evaluation.samples import read_samples
 from tests.engines.vllm_engine import MODEL, SMALL, keep_process_group, model_for_vllm
 from tests.tiny import saved_model, tiny_tokenizer
+from troll_trl.evaluation import EvaluationArguments, evaluate
+from troll_trl.evaluation.generation import VllmGenerator
+from troll_trl.evaluation.samples import read_samples
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 

@@ -11,7 +11,7 @@ import torch
 
 from evidence.problems import FAMILIES, LETTERS, RARE, make_problems, make_wording, make_worked
 from evidence.starts import rewarded_chance
-from math_answers import math_accuracy_reward
+from troll_trl.rewards import math_accuracy_reward
 
 
 def independent_answer(problem: str) -> str:

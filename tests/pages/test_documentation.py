@@ -8,10 +8,10 @@ from dataclasses import fields
 
 import pytest
 
-import math_answers
 import troll_trl
 from tests.pages.page_texts import MARKDOWN, text_of
 from tests.support.repository import ROOT
+from troll_trl import data, rewards
 
 DOCS = ROOT / "docs"
 REPOSITORY = "https://github.com/troll-trl/troll_trl/blob/main/"
@@ -68,7 +68,7 @@ def test_every_option_of_the_config_has_a_row_in_the_table_of_compatibility():
     assert {option.name for option in fields(troll_trl.TrollGRPOConfig)} - named == set()
 
 
-@pytest.mark.parametrize("package", [troll_trl, math_answers], ids=lambda package: package.__name__)
+@pytest.mark.parametrize("package", [troll_trl, rewards, data], ids=lambda package: package.__name__)
 def test_every_public_name_is_in_the_api_reference(package):
     page = text_of(DOCS / "api.md")
     names = [name for name in package.__all__ if name != "__version__"]

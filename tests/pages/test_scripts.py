@@ -15,12 +15,12 @@ import pytest
 import torch
 
 import troll_trl
-from math_answers import math_accuracy_reward
 from tests.pages.page_texts import SCRIPTS
 from tests.support.real_problems import DATA
 from tests.support.repository import ROOT
 from tests.tiny import saved_model, tiny_model, tiny_tokenizer, token_reward
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
+from troll_trl.rewards import math_accuracy_reward
 
 ON_A_CPU = {
     "use_cpu": True,

@@ -50,7 +50,7 @@ def test_the_wheel(tmp_path):
     call("python", "-m", "pip", "check")
     call("python", "-c", "import trackio, wandb; from trl import GRPOTrainer; from troll_trl import TrollGRPOTrainer")
     assert str(ROOT) not in call("python", "-c", "import troll_trl; print(troll_trl.__file__)")
-    reward = "from math_answers import math_accuracy_reward as reward; print(reward([r'\\boxed{x+x}'], ['2x']))"
+    reward = "from troll_trl.rewards import math_accuracy_reward as reward; print(reward([r'\\boxed{x+x}'], ['2x']))"
     assert call("python", "-c", reward) == "[1.0]\n"
     assert "qwen3-8b/dapo" in call("troll", "configs").split()
     # A shipped config, which names its own neighbours, as far as a mistake of the flags, for both launchers

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def logged(name: str = "math_answers.evaluation") -> Iterator[list[str]]:
+def logged(name: str = "troll_trl.evaluation") -> Iterator[list[str]]:
     """The messages of a logger and those below it, from INFO on."""
     messages: list[str] = []
     handler = logging.Handler(logging.INFO)

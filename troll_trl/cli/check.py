@@ -55,7 +55,7 @@ def load_model(name: str | None, dtype: str) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from math_answers.models import check_model
+    from troll_trl.evaluation.model_facts import check_model
     from troll_trl.small_models import make_model, make_tokenizer
 
     torch.manual_seed(0)

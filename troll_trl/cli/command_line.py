@@ -49,8 +49,8 @@ def stop_if_expected(program: str, error: Exception, options: Mapping[str, Any])
     frames = [*walk_tb(error.__traceback__)]
     file, line = frames[-1][0].f_code.co_filename, frames[-1][1]
     frames += walk_tb(getattr(error.__cause__, "__traceback__", None))
-    ours = tuple(f"{_PACKAGE.with_name(name)}{os.sep}" for name in ("troll_trl", "math_answers"))
-    installed = (*ours, str(Path(os.__file__).parent), "<")  # "<": code without a file
+    ours = f"{_PACKAGE}{os.sep}"
+    installed = (ours, str(Path(os.__file__).parent), "<")  # "<": code without a file
     if not all((name := frame.f_code.co_filename).startswith(installed) or "-packages/" in name for frame, _ in frames):
         return
     named = isinstance(error, ValueError | OSError | ImportError)

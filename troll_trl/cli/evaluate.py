@@ -12,9 +12,9 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from math_answers.evaluation import EvaluationArguments
-from math_answers.printable import PrintableFormatter, printable
 from troll_trl.cli.command_line import OptionParser, read_command, stop
+from troll_trl.cli.printable import PrintableFormatter, printable
+from troll_trl.evaluation import EvaluationArguments
 
 
 def print_error(text: str):
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None, program: str = "evaluate.py") -> Non
     """Evaluate in this process. Ends with code 2 and one message after a user's mistake, and with 130 if
     interrupted."""
     args = parse_evaluation_args(argv, program)
-    logger = logging.getLogger("math_answers.evaluation")
+    logger = logging.getLogger("troll_trl.evaluation")
     logger.handlers = [logging.StreamHandler()]
     logger.handlers[0].setFormatter(PrintableFormatter())
     logger.setLevel(logging.INFO)
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None, program: str = "evaluate.py") -> Non
         import datasets
         import torch
 
-        from math_answers.evaluation import evaluate
+        from troll_trl.evaluation import evaluate
 
         datasets.disable_progress_bars()  # sampling has its own
         evaluate(args)

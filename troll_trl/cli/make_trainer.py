@@ -7,13 +7,13 @@ from datasets import Dataset
 from transformers.integrations import get_reporting_integration_callbacks
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, RLOOConfig, RLOOTrainer, get_peft_config, get_quantization_config
 
-from math_answers import math_accuracy_reward
-from math_answers.models import adapter_settings, check_model
-from math_answers.rewards import opened_thought
 from troll_trl import TrollGRPOTrainer, TrollRLOOTrainer
 from troll_trl.cli.arguments import TrollScriptArguments
 from troll_trl.cli.reward_functions import check_signature, load_reward_function
 from troll_trl.cli.training_data import load_datasets
+from troll_trl.evaluation.model_facts import adapter_settings, check_model
+from troll_trl.rewards import math_accuracy_reward
+from troll_trl.rewards.answers import opened_thought
 from troll_trl.trainers.clip import ClipGRPOTrainer, ClipRLOOTrainer
 
 # The keys are `algorithm` and `method`

@@ -9,7 +9,7 @@ from typing import Any
 from troll_trl.fields import imported
 
 REWARD_FUNCTIONS = {
-    "math_accuracy": "math_answers.math_accuracy_reward",
+    "math_accuracy": "troll_trl.rewards.math_accuracy_reward",
     # `trl grpo` has these names, and these arguments
     "accuracy_reward": "trl.rewards.accuracy_reward",
     "reasoning_accuracy_reward": "trl.rewards.reasoning_accuracy_reward",
@@ -22,7 +22,7 @@ REWARD_FUNCTIONS = {
 
 def is_math_accuracy(name: str) -> bool:
     """Return whether a setting names the reward that compares with a gold answer, by any of its paths."""
-    return re.fullmatch(r"math_accuracy|math_answers\.([\w.]+\.)?math_accuracy_reward", name) is not None
+    return re.fullmatch(r"math_accuracy|troll_trl\.rewards\.([\w.]+\.)?math_accuracy_reward", name) is not None
 
 
 def load_reward_function(name: str) -> Callable:

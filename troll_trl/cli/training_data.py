@@ -9,13 +9,13 @@ import datasets
 from transformers import AutoTokenizer, set_seed
 from trl import GRPOConfig, ModelConfig, RLOOConfig, get_dataset
 
-from math_answers.data.columns import column_value
-from math_answers.data.files import FILE_BUILDERS, load_rows, naming_bad_lines
-from math_answers.data.loading import as_math_problems
-from math_answers.data.problems import report_overlap
-from math_answers.data.prompts import MESSAGES, PromptOptions, prepare_prompts
 from troll_trl.cli.arguments import TrollScriptArguments
 from troll_trl.cli.reward_functions import is_math_accuracy
+from troll_trl.data.columns import column_value
+from troll_trl.data.files import FILE_BUILDERS, load_rows, naming_bad_lines
+from troll_trl.data.loading import as_math_problems
+from troll_trl.data.problems import report_overlap
+from troll_trl.data.prompts import MESSAGES, PromptOptions, prepare_prompts
 
 
 def load_datasets(

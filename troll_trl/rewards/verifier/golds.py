@@ -3,8 +3,8 @@
 import re
 from functools import lru_cache
 
-from math_answers.rewards.answers import MAX_ANSWER_CHARACTERS, extract_answer
-from math_answers.rewards.verifier.notation import normalise
+from troll_trl.rewards.answers import MAX_ANSWER_CHARACTERS, extract_answer
+from troll_trl.rewards.verifier.notation import normalise
 
 # What public training sets have in place of an answer
 _PLACEHOLDERS = frozenset(("proof", "notfound", "not found", "nan", "null", "n/a", "see solution"))
@@ -25,5 +25,5 @@ def bare_gold(gold: str) -> str | None:
 
 def is_no_answer(gold: str) -> bool:
     """Tell whether a gold answer is none: empty, longer than an answer, or a placeholder (`proof`, `notfound`, `nan`,
-    `['70']`). [`~math_answers.math_accuracy_reward`] gives such a row `None`."""
+    `['70']`). [`~troll_trl.rewards.math_accuracy_reward`] gives such a row `None`."""
     return bare_gold(gold) is None

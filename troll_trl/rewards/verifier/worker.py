@@ -24,7 +24,7 @@ ALARMS = (signal.SIGPROF, signal.SIGALRM)
 
 def serve() -> None:
     """Answer the questions of the standard input until it closes."""
-    from math_answers.rewards.verifier.symbolic import answer
+    from troll_trl.rewards.verifier.symbolic import answer
 
     replies = os.fdopen(os.dup(1), "w", buffering=1)  # what a library prints is no reply
     os.dup2(2, 1)

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from math_answers.evaluation.arguments import EvaluationArguments
-from math_answers.evaluation.samples import Sample
-from math_answers.evaluation.scoring import majority_score
-from math_answers.evaluation.statistics import default_ks, estimate, pass_at_k
+from troll_trl.evaluation.arguments import EvaluationArguments
+from troll_trl.evaluation.samples import Sample
+from troll_trl.evaluation.scoring import majority_score
+from troll_trl.evaluation.statistics import default_ks, estimate, pass_at_k
 
 logger = logging.getLogger(__name__)
 

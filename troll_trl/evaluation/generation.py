@@ -15,12 +15,12 @@ from peft import AutoPeftModelForCausalLM
 from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
-from math_answers.evaluation.arguments import SAMPLING_SETTINGS, EvaluationArguments
-from math_answers.evaluation.problems import Problem, load_problems
-from math_answers.evaluation.samples import SAMPLES, Sample, append, begin, key_of, read_finished, read_samples, replace
-from math_answers.evaluation.scoring import score
-from math_answers.models import adapter_settings, base_of, check_model, context_of, end_ids, saved_at
-from math_answers.rewards import opened_thought
+from troll_trl.evaluation.arguments import SAMPLING_SETTINGS, EvaluationArguments
+from troll_trl.evaluation.model_facts import adapter_settings, base_of, check_model, context_of, end_ids, saved_at
+from troll_trl.evaluation.problems import Problem, load_problems
+from troll_trl.evaluation.samples import SAMPLES, Sample, append, begin, key_of, read_finished, read_samples, replace
+from troll_trl.evaluation.scoring import score
+from troll_trl.rewards.answers import opened_thought
 
 logger = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Callable
 from functools import cached_property
 
-from math_answers.rewards.verifier.numbers import read_number, same_number
-from math_answers.rewards.verifier.parts import MAX_DEPTH, Parts, parts, unwrap
-from math_answers.rewards.verifier.units import agree, read_unit
-from math_answers.rewards.verifier.words import NAME, choice, is_words, plain, without_introduction
+from troll_trl.rewards.verifier.numbers import read_number, same_number
+from troll_trl.rewards.verifier.parts import MAX_DEPTH, Parts, parts, unwrap
+from troll_trl.rewards.verifier.units import agree, read_unit
+from troll_trl.rewards.verifier.words import NAME, choice, is_words, plain, without_introduction
 
 MAX_PARTS = 32
 LISTS = ("list", "alternatives")

@@ -29,7 +29,7 @@ def warn(message: str) -> None:
 
 def report_overlap(train_dataset: datasets.Dataset, eval_dataset: datasets.Dataset) -> int:
     """Count the evaluation problems that the training data has, too, ignoring case, spaces and known instructions, and
-    warn about them. Both datasets come from [`~math_answers.load_math_dataset`]."""
+    warn about them. Both datasets come from [`~troll_trl.data.load_math_dataset`]."""
     trained = set(_hashes(train_dataset))
     rows = [index for index, problem in enumerate(_hashes(eval_dataset)) if problem in trained]
     if rows:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from math_answers.data import load_math_dataset
-from math_answers.evaluation.arguments import EvaluationArguments
+from troll_trl.data import load_math_dataset
+from troll_trl.evaluation.arguments import EvaluationArguments
 
 
 class Source(NamedTuple):

@@ -6,10 +6,10 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from math_answers.data import load_math_dataset
-from math_answers.evaluation.arguments import EvaluationArguments
-from math_answers.evaluation.problems import problem_text
-from math_answers.evaluation.samples import (
+from troll_trl.data import load_math_dataset
+from troll_trl.evaluation.arguments import EvaluationArguments
+from troll_trl.evaluation.problems import problem_text
+from troll_trl.evaluation.samples import (
     SAMPLES,
     SUMMARY,
     Sample,
@@ -19,10 +19,10 @@ from math_answers.evaluation.samples import (
     read_finished,
     read_samples,
 )
-from math_answers.evaluation.scoring import score
-from math_answers.evaluation.summary import compare, summarize
-from math_answers.evaluation.tables import comparison_table, markdown, notes, plain, results_table
-from math_answers.whole_files import write_json, write_text
+from troll_trl.evaluation.scoring import score
+from troll_trl.evaluation.summary import compare, summarize
+from troll_trl.evaluation.tables import comparison_table, markdown, notes, plain, results_table
+from troll_trl.evaluation.whole_files import write_json, write_text
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def evaluate(args: EvaluationArguments) -> dict[str, Any]:
         settings: dict[str, Any] = {"samples": str(Path(args.samples).resolve())}
         samples = _score_file(args, folder, settings)
     else:
-        from math_answers.evaluation.generation import generate_samples  # imports torch
+        from troll_trl.evaluation.generation import generate_samples  # imports torch
 
         settings, samples = generate_samples(args, folder)
     results = summarize(samples, args)

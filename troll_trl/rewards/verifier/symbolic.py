@@ -9,7 +9,7 @@ from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 from math_verify import verify
 from math_verify.grader import should_treat_as_complex
 
-from math_answers.rewards.verifier.equal import equal
+from troll_trl.rewards.verifier.equal import equal
 
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 # For the parser of `math_verify.parse`. `parse` itself takes the letters of `2ab` for units, `R` for `r` and "a = b"

@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from math_answers.rewards.answers import MAX_ANSWER_CHARACTERS, extract_answer
-from math_answers.rewards.verifier import DECIDERS, verify
-from math_answers.rewards.verifier.notation import normalise
-from math_answers.rewards.verifier.numbers import read_number
+from troll_trl.rewards.answers import MAX_ANSWER_CHARACTERS, extract_answer
+from troll_trl.rewards.verifier import DECIDERS, verify
+from troll_trl.rewards.verifier.notation import normalise
+from troll_trl.rewards.verifier.numbers import read_number
 
 
 def math_accuracy_reward(
@@ -25,7 +25,7 @@ def math_accuracy_reward(
     either, what follows the last `Answer:`, `####` or "the (final) answer is". docs/answers.md lists what is equal.
 
     The function cannot hang: worker processes with time and memory limits decide what the rules do not
-    ([`~math_answers.verify`]). Any thread may call it.
+    ([`~troll_trl.rewards.verify`]). Any thread may call it.
 
     Args:
         completions (`list[list[dict[str, str]]]` or `list[str]`):
@@ -35,7 +35,7 @@ def math_accuracy_reward(
             number. `None`, for a row of another task in a mixed dataset, gives `None`.
         log_metric, log_extra (`Callable`, *optional*):
             The trainer passes them. They log the shares `math_accuracy/{decider}` of
-            `math_answers.rewards.verifier.DECIDERS`, and the columns `solution`, `answer` and `answer_path` of the
+            `troll_trl.rewards.verifier.DECIDERS`, and the columns `solution`, `answer` and `answer_path` of the
             table of logged completions.
         opened_by_prompt (`str`, *optional*):
             The tag of a thought that the chat template opens, such as `<think>`. Without it, a box in a thought that is

@@ -4,8 +4,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from math_answers import verify
-from math_answers.evaluation.samples import Sample
+from troll_trl.evaluation.samples import Sample
+from troll_trl.rewards import verify
 
 
 def score(samples: Sequence[Sample]) -> None:

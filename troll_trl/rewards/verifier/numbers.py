@@ -5,7 +5,7 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
-from math_answers.rewards.verifier.units import agree, read_unit
+from troll_trl.rewards.verifier.units import agree, read_unit
 
 MAX_DIGITS = 1000
 # A decimal with this many places, and as many digits after its leading zeros, is a rounding

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from math_answers.rewards.answers import MAX_ANSWER_CHARACTERS, extract_answer
-from math_answers.rewards.verifier.equal import equal
-from math_answers.rewards.verifier.golds import bare_gold
-from math_answers.rewards.verifier.notation import normalise
-from math_answers.rewards.verifier.pool import Pool
-from math_answers.rewards.verifier.words import choice
+from troll_trl.rewards.answers import MAX_ANSWER_CHARACTERS, extract_answer
+from troll_trl.rewards.verifier.equal import equal
+from troll_trl.rewards.verifier.golds import bare_gold
+from troll_trl.rewards.verifier.notation import normalise
+from troll_trl.rewards.verifier.pool import Pool
+from troll_trl.rewards.verifier.words import choice
 
 __all__ = ["DECIDERS", "Verdict", "verify"]
 
@@ -55,7 +55,7 @@ def verify(golds: Sequence[str | None], texts: Sequence[str], batch_seconds: flo
     Args:
         golds (`Sequence[str | None]`):
             Bare, boxed, or at the end of a worked solution. `None`, or a placeholder
-            ([`~math_answers.rewards.is_no_answer`]), gives a reward of `None`.
+            ([`~troll_trl.rewards.is_no_answer`]), gives a reward of `None`.
         texts (`Sequence[str]`):
             Completions, one for each gold answer.
         batch_seconds (`float`, *optional*, defaults to 60.0):

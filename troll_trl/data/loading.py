@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import datasets
 from datasets.fingerprint import generate_random_fingerprint
 
-from math_answers.data.columns import column_value
-from math_answers.data.files import load_rows, naming_bad_lines, shortened
-from math_answers.data.golds import solution_of
-from math_answers.data.problems import warn
-from math_answers.data.prompts import MESSAGES, PromptOptions, prompt_messages
+from troll_trl.data.columns import column_value
+from troll_trl.data.files import load_rows, naming_bad_lines, shortened
+from troll_trl.data.golds import solution_of
+from troll_trl.data.problems import warn
+from troll_trl.data.prompts import MESSAGES, PromptOptions, prompt_messages
 
 
 class Schema(NamedTuple):
@@ -47,7 +47,7 @@ def load_math_dataset(
     **options: Any,
 ) -> datasets.Dataset:
     r"""
-    Load math problems with their gold answers, ready for a trainer and [`~math_answers.math_accuracy_reward`].
+    Load math problems with their gold answers, ready for a trainer and [`~troll_trl.rewards.math_accuracy_reward`].
 
     The columns of GSM8K, MATH, MATH-500, AIME, DAPO-Math-17k and Eurus-2-RL-Data are recognised. A gold answer is what
     follows `####`, the last balanced `\boxed{...}`, or the whole text. The function drops rows without a problem or

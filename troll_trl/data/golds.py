@@ -4,7 +4,8 @@ import math
 from decimal import Decimal
 from typing import Any
 
-from math_answers.rewards import extract_answer, is_no_answer
+from troll_trl.rewards import extract_answer
+from troll_trl.rewards.verifier.golds import is_no_answer
 
 _LARGEST_EXACT_FLOAT = 2.0**53
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from math_answers.whole_files import write_json, write_text
+from troll_trl.evaluation.whole_files import write_json, write_text
 
 SAMPLES, SUMMARY = "samples.jsonl", "summary.json"
 

@@ -18,7 +18,7 @@ class Worker:
     def __init__(self):
         # Its own main module, since the user's would run again; its own session, since Ctrl-C is meant for the trainer
         code = f"import sys; sys.path[:] = {[str(folder) for folder in sys.path]!r}\n"
-        code += "from math_answers.rewards.verifier.worker import serve; serve()"
+        code += "from troll_trl.rewards.verifier.worker import serve; serve()"
         self.process = subprocess.Popen(
             [sys.executable, "-c", code],
             stdin=subprocess.PIPE,

@@ -6,9 +6,9 @@ from typing import Any
 
 import datasets
 
-from math_answers.data.columns import column_value
-from math_answers.data.files import shortened
-from math_answers.data.problems import bare_problem, warn
+from troll_trl.data.columns import column_value
+from troll_trl.data.files import shortened
+from troll_trl.data.problems import bare_problem, warn
 
 MESSAGES = datasets.List({"role": datasets.Value("string"), "content": datasets.Value("string")})
 _BY_PROMPT: Any = {"batched": True, "batch_size": 100, "input_columns": ["prompt"]}  # a stream reads this far ahead
@@ -16,7 +16,7 @@ _BY_PROMPT: Any = {"batched": True, "batch_size": 100, "input_columns": ["prompt
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """The options of [`~math_answers.load_math_dataset`] that apply to prompts of any kind."""
+    """The options of [`~troll_trl.data.load_math_dataset`] that apply to prompts of any kind."""
 
     instruction: str | None = None
     system_prompt: str | None = None
