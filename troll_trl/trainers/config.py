@@ -11,7 +11,7 @@ from troll_trl.fields import OmitHubToken, is_number, setting
 from troll_trl.trainers.adaptive_rate import check_signal
 from troll_trl.trainers.rollout_sampling import check_generation_kwargs
 from troll_trl.trainers.vllm import check_sampling
-from troll_trl.trust_region import DEFAULT_KL_BOUND
+from troll_trl.trust_region import DEFAULT_KL_BOUND, DEFAULT_TAIL_MASS
 from troll_trl.trust_region.mask import checked_bound
 from troll_trl.trust_region.regions import (
     MaskTrustRegion,
@@ -20,7 +20,7 @@ from troll_trl.trust_region.regions import (
     TrustRegion,
     load_trust_region,
 )
-from troll_trl.trust_region.sparse import check_support_options
+from troll_trl.trust_region.sparse import Support, check_support_options
 
 if TYPE_CHECKING:
     from trl import GRPOConfig as _TrlConfig  # or RLOOConfig: TRL's config, which follows in the list of bases
@@ -122,7 +122,7 @@ class TrustRegionOptions(OmitHubToken, _TrlConfig):
 
     @property
     def _default_support_size(self) -> int:
-        return 20 if getattr(self, "old_policy", "engine") == "engine" else 64
+        return 20  # vLLM's default for `max_logprobs`
 
     def _check(self) -> list[str]:
         """Fill in defaults, and refuse what the method cannot honour. Return the warnings to issue."""
@@ -155,7 +155,6 @@ class TrustRegionOptions(OmitHubToken, _TrlConfig):
             raise ValueError(f"`kl_bound` must be {allowed} or 'auto', got {bound!r}.")
         if not (is_number(self.regression_coef) and 0 <= self.regression_coef < float("inf")):
             raise ValueError(f"`regression_coef` must be at least 0 and finite, got {self.regression_coef!r}.")
-        check_support_options(self.support_size, getattr(self, "tail_mass", 0.0))
         self.make_trust_region()  # refuses a wrong import path before a model is loaded
         return messages
 
@@ -193,7 +192,7 @@ class TrollOptions(TrustRegionOptions):
         "`vllm_importance_sampling_correction` is off.",
     )
     tail_mass: float = setting(
-        1e-5, "Keep tokens by descending old probability until the rest has at most this mass δ in [0, 1)."
+        DEFAULT_TAIL_MASS, "Keep tokens by descending old probability until the rest has at most this mass δ in [0, 1)."
     )
     max_skipped_updates: int = setting(
         20,
@@ -213,6 +212,20 @@ class TrollOptions(TrustRegionOptions):
         "for bit. docs/reliability.md states the size of the batch.",
     )
 
+    @property
+    def _default_support_size(self) -> int:
+        return super()._default_support_size if self.old_policy == "engine" else 64
+
+    def support_within(self, vocabulary: int) -> Support:
+        """Return the support to keep from this many tokens. Raise a `ValueError` if `support_size` is not the default
+        and exceeds `vocabulary`."""
+        size: Any = self.support_size
+        if size > vocabulary and size != self._default_support_size:
+            raise ValueError(
+                f"`support_size` must be at most the model's vocabulary of {vocabulary} tokens, got {size}."
+            )
+        return Support(min(size, vocabulary), self.tail_mass)
+
     def _prepare(self) -> None:
         if self.old_policy not in ("trainer", "engine"):
             raise ValueError(f"`old_policy` must be 'trainer' or 'engine', got {self.old_policy!r}.")
@@ -231,6 +244,8 @@ class TrollOptions(TrustRegionOptions):
         if not (is_number(self.max_skipped_updates) and self.max_skipped_updates >= 1):
             raise ValueError(f"`max_skipped_updates` must be at least 1, got {self.max_skipped_updates!r}.")
         messages = super()._check()
+        size: Any = self.support_size
+        check_support_options(size, self.tail_mass)
         if self.adaptive_learning_rate:
             self._check_adaptive_learning_rate()
         return messages

@@ -15,7 +15,7 @@ from troll_trl.trainers.model_card import DPPO, TROLL
 from troll_trl.trainers.sharding import keep_output_dtypes
 from troll_trl.trainers.trl_compat import TESTED
 from troll_trl.trainers.vllm import check_server
-from troll_trl.trust_region.mask import HIGHEST_LOG_RATIO
+from troll_trl.trust_region import HIGHEST_LOG_RATIO
 from troll_trl.trust_region.regions import TrustRegionOutput, checked_output
 
 
@@ -67,7 +67,7 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
     def train(self, *args, **kwargs):
         if isinstance(self.rollout_worker, AsyncRolloutWorker):  # TRL's own worker, which only the main process has
             self.vllm_client.wait_for_server_ready()
-            check_server(self.vllm_client.get_server_info(), self.args.vllm_server_base_url, support_size=None)
+            check_server(self.vllm_client.get_server_info(), self.args.vllm_server_base_url)
         return super().train(*args, **kwargs)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
