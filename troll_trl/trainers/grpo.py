@@ -99,3 +99,4 @@ class TrollGRPOTrainer(GuardedTrainer, CheckpointedTrainer, TrustRegionGRPO):
     """
 
     stateful = ("troll_metrics", "guard", "adaptive_rate")
+    equal_on_ranks = ("adaptive_rate",)

@@ -52,3 +52,4 @@ class TrollRLOOTrainer(GuardedTrainer, CheckpointedTrainer, TrustRegionRLOO):
     """
 
     stateful = ("troll_metrics", "guard", "adaptive_rate")
+    equal_on_ranks = ("adaptive_rate",)
