@@ -3,6 +3,7 @@
 import warnings
 from contextlib import suppress
 from dataclasses import Field, dataclass, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trl import GRPOConfig, RLOOConfig
@@ -109,20 +110,31 @@ class TrustRegionOptions(OmitHubToken, _TrlConfig):
         """Whether the trust region is the penalty: the regression alone."""
         return self.trust_region == "penalty"
 
-    def make_trust_region(self) -> TrustRegion:
-        """Make the trust region that the options define."""
+    @cached_property
+    def region(self) -> TrustRegion:
+        """The trust region that the options define. It is made once, since a user's own may be costly to make."""
         if "." in self.trust_region:
             return load_trust_region(self.trust_region, self)
-        if self.uses_mask:
-            return MaskTrustRegion(self.divergence_type or "binary_tv", self.divergence_bound, self.ratio_cap)
         bound: Any = self.kl_bound
         if self.uses_penalty:
             return PenaltyTrustRegion(float(bound), binary=self.divergence_type != "topk_kl")
+        if self.uses_mask:
+            largest: Any = self.divergence_bound
+            return MaskTrustRegion(str(self.divergence_type), largest, self.ratio_cap)
         return ProjectionTrustRegion(float(bound))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        self.__dict__.pop("region", None)  # it was made from other values
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        state.pop("region", None)  # the user's own may not be picklable
+        return state
 
     @property
     def _default_support_size(self) -> int:
-        return 20  # vLLM's default for `max_logprobs`
+        return 20  # vLLM lists no more tokens by default
 
     def _check(self) -> list[str]:
         """Fill in defaults, and refuse what the method cannot honour. Return the warnings to issue."""
@@ -155,7 +167,7 @@ class TrustRegionOptions(OmitHubToken, _TrlConfig):
             raise ValueError(f"`kl_bound` must be {allowed} or 'auto', got {bound!r}.")
         if not (is_number(self.regression_coef) and 0 <= self.regression_coef < float("inf")):
             raise ValueError(f"`regression_coef` must be at least 0 and finite, got {self.regression_coef!r}.")
-        self.make_trust_region()  # refuses a wrong import path before a model is loaded
+        _ = self.region  # refuses a wrong import path before a model is loaded
         return messages
 
     def _auto_kl_bound(self) -> float:
@@ -264,7 +276,7 @@ class TrollOptions(TrustRegionOptions):
                 "`adaptive_learning_rate` is not supported with `old_policy='engine'`: the difference between vLLM and "
                 "the trainer would count as movement of the policy. Use `old_policy='trainer'`."
             )
-        check_signal(self.make_trust_region())
+        check_signal(self.region)
 
     @classmethod
     def from_trl(cls, args: Any) -> "TrollOptions":

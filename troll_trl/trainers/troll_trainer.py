@@ -131,7 +131,7 @@ class TrollTrainer(SampledAsConfigured):
 
     def _make_trust_region(self, args: Any) -> TrustRegion:
         """Make the trust region. A subclass may return its own; the config's trust region is then unused."""
-        return args.make_trust_region()
+        return args.region
 
     def create_accelerator_and_postprocess(self):
         super().create_accelerator_and_postprocess()

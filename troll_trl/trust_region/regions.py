@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from troll_trl.fields import imported
-from troll_trl.trust_region.mask import checked_bound, mask_weight
+from troll_trl.trust_region.mask import mask_weight
 from troll_trl.trust_region.penalty import kl_penalty
 from troll_trl.trust_region.projection import kl_divergence, project
 
@@ -110,7 +110,7 @@ class ProjectionTrustRegion(TrustRegion):
 
 class MaskTrustRegion(TrustRegion):
     """DPPO (arXiv 2602.04879): a token that has moved too far in the direction of its advantage loses its gradient. It
-    takes the arguments of [`~troll_trl.trust_region.mask.mask_weight`]. The default bound is the paper's."""
+    takes the arguments of [`~troll_trl.trust_region.mask.mask_weight`], which checks them."""
 
     needs_support = False
     mean_metrics = {
@@ -121,10 +121,10 @@ class MaskTrustRegion(TrustRegion):
     }
     max_metrics = {"troll/divergence_max": "divergence"}
 
-    def __init__(self, divergence_type: str, divergence_bound: float | None = None, ratio_cap: float | None = None):
+    def __init__(self, divergence_type: str, divergence_bound: float, ratio_cap: float | None = None):
         self.divergence_type = divergence_type
+        self.divergence_bound = divergence_bound
         self.ratio_cap = ratio_cap
-        self.divergence_bound = checked_bound(divergence_type, divergence_bound)
 
     def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
         weight, divergence, masked = mask_weight(

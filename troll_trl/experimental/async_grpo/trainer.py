@@ -51,7 +51,7 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
             args = AsyncTrollGRPOConfig(f"{model.split('/')[-1]}-{self._name}")
         if not isinstance(args, AsyncTrollGRPOConfig):
             raise TypeError(f"`args` must be an AsyncTrollGRPOConfig, got {type(args).__name__}.")
-        self.trust_region = args.make_trust_region()
+        self.trust_region = args.region
         super().__init__(model, reward_funcs, args, *others, **kwargs)
         self.epsilon_low = self.epsilon_high = math.inf  # the trust region replaces the clip
         if args.uses_mask:
