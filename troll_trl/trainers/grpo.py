@@ -33,9 +33,9 @@ class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
     def _mask_by_policy(self, get_off_policy_mask: Callable[..., torch.Tensor], **inputs) -> torch.Tensor:
         """Call TRL's or a subclass's `get_off_policy_mask`, which measures the policy, with the numbers from before the
         trust region changed them."""
-        if self._loss_inputs is not None:
-            before = self._loss_inputs.before
-            inputs |= {"per_token_logps": before["log_probs"].detach(), "advantages": before["advantages"]}
+        if (scored := self._loss_inputs) is not None:
+            before = scored.before
+            inputs |= {"per_token_logps": scored.log_probs, "advantages": before["advantages"]}
             inputs["sampling_per_token_logps"] = before.get("sampling_per_token_logps", before[SAMPLED_LOG_PROBS])
         return get_off_policy_mask(**inputs)
 

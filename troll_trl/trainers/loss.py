@@ -21,7 +21,8 @@ changes a copy of the micro-batch, [`LossInputs`], in four steps. Each step is a
 2. [`limit_log_ratio`] shifts `log q(a)`, to keep `r` in float32's range: below, `r` underflows or `R/r` overflows.
 3. [`change_advantages`] gives `w·A − α·R/r`, with the `r` that step 2 has limited.
 4. [`change_reference`] makes the reference KL refer to the policy. TRL computes `d = ref − log π(a)`, and from `d` the
-   estimate `k(d) = exp(d) − d − 1`. With `log π(a) + ref − log p(a)` in place of `ref`, `d` is `ref − log p(a)`.
+   estimate `k(d) = exp(d) − d − 1`. With `log π(a) + ref − log p(a)` in place of `ref`, `d` is `ref − log p(a)`. With
+   `use_bias_correction_kl`, TRL multiplies `k(d)` by `r`, and [`rescale_kl`] makes this `k(d)` times `p(a)/q(a)`.
 """
 
 import math
@@ -45,14 +46,15 @@ class LossInputs(dict):
     def __init__(self, inputs: Mapping[str, Any]):
         super().__init__(inputs)
         self.mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()  # (B, C), tokens of the loss
-        self.is_changed = False
-        self.before: dict[str, Any] = {}  # the columns before the change, and `log_probs` `(B, C)`, `log p(a)`
+        # `None` until TRL has scored the policy; then the policy's own log p(a) (B, C), without gradient
+        self.log_probs: torch.Tensor | None = None
+        self.before: dict[str, Any] = {}  # the columns before the change, the advantages as (B, 1) or (B, C)
         self.unread: set[str] = set()  # names of changed columns that TRL's loss has not read yet
 
-    def change(self, before: dict[str, Any], changed: dict[str, torch.Tensor]) -> None:
-        """Put the columns `changed` in place of those `before`."""
+    def replace(self, log_probs: torch.Tensor, before: dict[str, Any], changed: dict[str, torch.Tensor]) -> None:
+        """Put the columns `changed` in place of those `before`, once the policy has these `log_probs` `(B, C)`."""
         self.update(before | changed)
-        self.is_changed, self.before, self.unread = True, before, {*changed}
+        self.log_probs, self.before, self.unread = log_probs.detach(), before, {*changed}
 
     def __getitem__(self, name: str) -> Any:
         self.unread.discard(name)
@@ -80,18 +82,18 @@ class Ratio(Enum):
         """Return what TRL puts into `old_column`, from log-probabilities and their mask, both `(B, C)`."""
         return (log_probs * completion_mask).sum(1) if self is Ratio.SUM else log_probs
 
-    def log(self, log_probs: torch.Tensor, old: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def log(self, log_probs: torch.Tensor, log_q: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Return the log-ratio `(B, C)` or `(B, 1)` that TRL forms from `log_probs` `(B, C)`, which are 0 outside of
-        the loss's `mask` `(B, C)`, and from the `old_column`."""
+        the loss's `mask` `(B, C)`, and from the old policy's `log_q`, as in `old_column`."""
         if self is Ratio.SUM:
-            return (log_probs.sum(1) - old).unsqueeze(1)
-        log_ratio = log_probs - old
+            return (log_probs.sum(1) - log_q).unsqueeze(1)
+        log_ratio = log_probs - log_q
         if self is Ratio.MEAN:
             return (log_ratio * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
         return log_ratio
 
 
-def change(
+def change_inputs(
     inputs: LossInputs, policy: torch.Tensor, old: torch.Tensor, trust_region: TrustRegion, ratio: Ratio, args: Any
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """
@@ -110,12 +112,12 @@ def change(
         `token_stats` of `trust_region`.
     """
     mask = inputs.mask
-    # `project` would raise on NaN, on one rank, while the others wait
+    # A token with NaN does not reach the trust region: `project` would raise on one rank, while the others wait
     live = mask & ~(policy.detach().isnan() | old.isnan()).any(-1)  # (B, C)
     before = inputs | masked_columns(inputs, live)
-    before["log_probs"] = log_p = policy[..., 0].masked_fill(~live, 0.0)
     before["advantages"] = advantages = before["advantages"].reshape(len(live), -1)  # (B, 1) or (B, C)
-    old_log_probs = before[ratio.old_column]  # (B, C), or (B,) for `Ratio.SUM`
+    log_p = policy[..., 0].masked_fill(~live, 0.0)
+    log_q = before[ratio.old_column]
 
     bounded = bound(trust_region, policy, old, advantages, live)
     if bounded.weight is not None and ratio is Ratio.SUM:
@@ -123,18 +125,18 @@ def change(
             f"`trust_region`: {type(trust_region).__name__} gives a `weight` for each token, but this trainer's ratio "
             "and advantage belong to a whole completion. Use it in GRPO."
         )
-    limited = limit_log_ratio(bounded, old_log_probs, mask, ratio)
-    changed = {
-        ratio.old_column: limited,
-        "advantages": change_advantages(advantages, bounded, limited, mask, ratio, args.regression_coef),
-    }
     log_pi = bounded.log_probs
+    limited_log_q = limit_log_ratio(bounded, log_q, mask, ratio)
+    changed = {
+        ratio.old_column: limited_log_q,
+        "advantages": change_advantages(advantages, bounded, limited_log_q, mask, ratio, args.regression_coef),
+    }
     if (ref := before.get("ref_per_token_logps")) is not None:
         log_scale = None
         if args.use_bias_correction_kl:
-            log_scale = ratio.log(log_p, old_log_probs, mask) - ratio.log(log_pi, limited, mask)
+            log_scale = ratio.log(log_p, log_q, mask) - ratio.log(log_pi, limited_log_q, mask)
         changed["ref_per_token_logps"] = change_reference(ref, log_p, log_pi, log_scale)
-    inputs.change(before, changed)
+    inputs.replace(log_p, before, changed)
     return log_pi.masked_fill(mask & ~live, math.nan), bounded.token_stats
 
 
@@ -176,31 +178,31 @@ def bound(
     )
 
 
-def limit_log_ratio(bounded: TrustRegionOutput, old: torch.Tensor, mask: torch.Tensor, ratio: Ratio) -> torch.Tensor:
-    """Step 2: return the `old` log-probabilities, `(B, C)` or `(B,)`, shifted so that TRL's log-ratio is at least −40.
-    With a weight, which may be 0, the log-ratio is also at most 80. The shift has no gradient."""
-    log_ratio = ratio.log(bounded.log_probs, old, mask).detach()  # (B, C) or (B, 1)
+def limit_log_ratio(bounded: TrustRegionOutput, log_q: torch.Tensor, mask: torch.Tensor, ratio: Ratio) -> torch.Tensor:
+    """Step 2: return `log_q`, `(B, C)` or `(B,)`, shifted so that TRL's log-ratio is at least −40. With a weight, which
+    may be 0, the log-ratio is also at most 80. The shift has no gradient."""
+    log_ratio = ratio.log(bounded.log_probs, log_q, mask).detach()  # (B, C) or (B, 1)
     highest = None if bounded.weight is None else HIGHEST_LOG_RATIO
     shift = log_ratio - log_ratio.clamp(LOWEST_LOG_RATIO, highest)
-    return old + (shift.squeeze(1) if old.dim() == 1 else shift)
+    return log_q + (shift.squeeze(1) if log_q.dim() == 1 else shift)
 
 
 def change_advantages(
     advantages: torch.Tensor,
     bounded: TrustRegionOutput,
-    old: torch.Tensor,
+    log_q: torch.Tensor,
     mask: torch.Tensor,
     ratio: Ratio,
     regression_coef: float,
 ) -> torch.Tensor:
     """Step 3: return `w·A − α·R/r`, `(B,)` or `(B, C)`, from the `advantages` `A` `(B, 1)` or `(B, C)` and the limited
-    `old` log-probabilities, `(B, C)` or `(B,)`."""
+    `log_q`, `(B, C)` or `(B,)`."""
     if bounded.weight is not None:
         advantages = advantages * bounded.weight
     if bounded.regression is not None and regression_coef != 0:
         # A completion with one ratio and one advantage has one regression
         regression = bounded.regression.sum(1, keepdim=True) if ratio is Ratio.SUM else bounded.regression
-        inverse_ratio = (-ratio.log(bounded.log_probs, old, mask)).exp()
+        inverse_ratio = (-ratio.log(bounded.log_probs, log_q, mask)).exp()
         advantages = advantages - regression_coef * regression * inverse_ratio
     return advantages if advantages.shape[1] > 1 else advantages.squeeze(1)
 
@@ -209,7 +211,7 @@ def change_reference(
     ref: torch.Tensor, log_p: torch.Tensor, log_pi: torch.Tensor, log_scale: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Step 4: return `log π(a) + d` in place of the reference's `ref`, with `d = ref − log p(a)`, all `(B, C)`. If TRL
-    multiplies `k(d)` by `r` in place of the policy's ratio `r_p = p(a)/q(a)`, `log_scale` is `log (r_p/r)`."""
+    multiplies `k(d)` by `r`, `log_scale` is the logarithm of the policy's ratio divided by `r`."""
     log_ref_ratio = ignore_rounding(ref, log_p.detach()) - log_p
     if log_scale is not None:
         log_ref_ratio = rescale_kl(log_ref_ratio, log_scale)

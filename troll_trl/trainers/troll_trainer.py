@@ -10,23 +10,24 @@ import torch
 from accelerate.logging import get_logger
 from accelerate.utils import is_peft_model
 
-from troll_trl.lm_head import SparseCausalLMOutput, add_sparse_lm_head
+from troll_trl.lm_head import add_sparse_lm_head
 from troll_trl.lm_head.patch import refuse_unknown_logits
 from troll_trl.resilience.rollout_check import checked_rollouts
 from troll_trl.trainers.adaptive_rate import AdaptiveLearningRate
 from troll_trl.trainers.columns import LOG_PROBS, SAMPLED_LOG_PROBS, TOKEN_IDS
 from troll_trl.trainers.config import TrollOptions
 from troll_trl.trainers.engine_policy import EnginePolicy, cap_rest_mass
-from troll_trl.trainers.loss import LossInputs, Ratio, change, ignore_rounding
+from troll_trl.trainers.loss import LossInputs, Ratio, change_inputs, ignore_rounding
 from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.model_card import DPPO
 from troll_trl.trainers.rollout_sampling import SampledAsConfigured
+from troll_trl.trainers.scored_model import SparseModel, with_positions
 from troll_trl.trainers.sharding import keep_output_dtypes, reshard
 from troll_trl.trainers.start_checks import check_head, describe_run
 from troll_trl.trainers.trl_compat import check_trl
 from troll_trl.trainers.vllm import check_vllm, explain_lost_server
 from troll_trl.trust_region.regions import TrustRegion
-from troll_trl.trust_region.sparse import SparseDistribution, Support, trimmed
+from troll_trl.trust_region.sparse import Support, trimmed
 
 logger = get_logger(__name__)
 
@@ -78,9 +79,7 @@ class TrollTrainer(SampledAsConfigured):
 
     def __init__(self, model, reward_funcs=None, args=None, *others, **kwargs):
         check_trl(type(self))
-        if type(self)._compute_loss.__module__.startswith(
-            "trl."
-        ):  # a class with `_compute_loss = GRPOTrainer._compute_loss`
+        if type(self)._compute_loss.__module__.startswith("trl."):  # `_compute_loss = GRPOTrainer._compute_loss`
             raise TypeError(
                 f"{type(self).__name__}._compute_loss is TRL's own, which would train without a trust region and "
                 "without a clip. Remove it from the class, or call `super()._compute_loss(model, inputs)`."
@@ -119,7 +118,7 @@ class TrollTrainer(SampledAsConfigured):
         self._rollout: _Rollout | None = None
         self._loss_inputs: LossInputs | None = None
         self._head_is_checked = False
-        self._loss_is_checked = False  # whether a loss has run this class's `_compute_loss`, or the warning was logged
+        self._loss_is_checked = False  # set by `_compute_loss`; if `compute_loss` finds it unset, it warns once
         describe_run(self, base_model)
 
     def _own_config(self, model: Any, args: Any) -> Any:
@@ -208,7 +207,8 @@ class TrollTrainer(SampledAsConfigured):
         trl = super()._get_per_token_logps_and_entropies
 
         def score(scored_by: Callable) -> Scores:
-            return trl(self._with_positions(scored_by), input_ids, attention_mask, logits_to_keep, *args, **kwargs)
+            scored_by = with_positions(scored_by) if self._takes_positions else scored_by
+            return trl(scored_by, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
 
         if self._loss_inputs is not None:
             return self._score_policy(score, model, logits_to_keep, self._loss_inputs)
@@ -227,9 +227,11 @@ class TrollTrainer(SampledAsConfigured):
             scores = score(model)
             rollout.columns = {SAMPLED_LOG_PROBS: scores[0]}  # RLOO keeps only their sum over a completion
         else:
-            scores, kept = self._score_sparse(score, model, length, self.support)
-            kept = trimmed(kept)
-            rollout.columns = {TOKEN_IDS: kept.token_ids, LOG_PROBS: kept.log_probs}
+            size, tail_mass = self.support.size, self.support.tail_mass
+            sparse = SparseModel(model, length, self._check_head, support_size=size, tail_mass=tail_mass)
+            scores = score(sparse)
+            old = trimmed(sparse.distributions())
+            rollout.columns = {TOKEN_IDS: old.token_ids, LOG_PROBS: old.log_probs}
         rollout.log_probs = scores[0]
         return scores
 
@@ -243,51 +245,16 @@ class TrollTrainer(SampledAsConfigured):
             log_probs = log_probs.masked_fill(rollout.log_probs.isnan(), 0.0)
         return log_probs, *others
 
-    def _with_positions(self, model: Callable) -> Callable:
-        """Wrap `model` to count positions from a row's first token. TRL passes no positions: a model with absolute
-        positions would count a row's padding, and would not score the distribution that it sampled from."""
-        if not self._takes_positions:
-            return model
-
-        def positioned_model(**model_inputs):
-            positions = (model_inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)  # (B, T)
-            return model(position_ids=positions, **model_inputs)
-
-        return positioned_model
-
-    def _score_sparse(
-        self,
-        score: Callable[[Callable], Scores],
-        model: Callable,
-        length: int,
-        support: Support,
-        token_ids: torch.Tensor | None = None,
-    ) -> tuple[Scores, SparseDistribution]:
-        """Return TRL's scores of `model` by `score`, and the model's sparse distributions `(B, length, K)` of the
-        completions, on the given `token_ids` or on those that it selects for `support`."""
-        query: dict[str, Any] = {"token_ids": token_ids}
-        if token_ids is None:
-            query = {"support_size": support.size, "tail_mass": support.tail_mass}
-        captured: list[SparseDistribution] = []  # one for each chunk of rows for which TRL calls the model
-
-        def sparse_model(**model_inputs):
-            if not self._head_is_checked:
-                self._head_is_checked = check_head(model, model_inputs, length, support.size, self.args.temperature)
-            output = model(**model_inputs, **query, check_finite=False)
-            # Clones: a view would keep the prompts' positions in memory
-            ids, log_probs = (x[:, -length:].clone() for x in (output.token_ids, output.sparse_log_probs))
-            captured.append(SparseDistribution(ids, log_probs))
-            # Omit the supports, which TRL would keep in memory during its loss
-            return SparseCausalLMOutput(log_probs=output.log_probs, entropy=output.entropy, aux_loss=output.aux_loss)
-
-        scores = score(sparse_model)
-        return scores, SparseDistribution.concatenate(captured)
+    def _check_head(self, model: Callable, model_inputs: dict[str, Any], length: int) -> None:
+        """Compare the sparse head with the model's own logits, once, at the head's first pass over completions."""
+        if self.support is not None and not self._head_is_checked:
+            self._head_is_checked = check_head(model, model_inputs, length, self.support.size, self.args.temperature)
 
     # -- Loss: TRL's, on changed inputs -----------------------------------------------------------------------------
 
     def compute_loss(self, model, inputs, *args, **kwargs):
         loss = super().compute_loss(model, inputs, *args, **kwargs)
-        if not self._loss_is_checked:  # `_compute_loss` of this class has not run
+        if not self._loss_is_checked:  # a subclass has not called `_compute_loss` below
             self._loss_is_checked = True
             logger.warning(
                 f"{type(self).__name__}._compute_loss does not call `super()._compute_loss(model, inputs)`: its loss "
@@ -311,7 +278,7 @@ class TrollTrainer(SampledAsConfigured):
             loss = super()._compute_loss(model, inputs)
         finally:
             self._loss_inputs = None
-        if not inputs.is_changed or "advantages" in inputs.unread:
+        if inputs.log_probs is None or "advantages" in inputs.unread:
             raise RuntimeError(
                 "TRL's loss has not scored the policy, or has not read its advantages after that, "
                 "so nothing bounds the policy. Install a tested version of TRL."
@@ -321,7 +288,7 @@ class TrollTrainer(SampledAsConfigured):
     def _score_policy(self, score: Callable, model: Callable, length: int, inputs: LossInputs) -> Scores:
         """Score the policy in a loss. Return the bounded policy's `log π(a)` `(B, C)` in place of `log p(a)`, and
         change what TRL's loss then reads from `inputs`."""
-        if inputs.is_changed:
+        if inputs.log_probs is not None:
             raise RuntimeError(
                 "The policy was scored twice in one loss: the trust region would act twice. Score after "
                 "`super()._compute_loss(model, inputs)` has returned."
@@ -330,11 +297,12 @@ class TrollTrainer(SampledAsConfigured):
             scores = score(model)
             policy, old = scores[0].unsqueeze(-1), inputs[SAMPLED_LOG_PROBS].unsqueeze(-1)  # (B, C, 1)
         else:
-            scores, kept = self._score_sparse(score, model, length, self.support, inputs[TOKEN_IDS])
-            policy, old = kept.log_probs, inputs[LOG_PROBS]  # (B, C, K + 1)
+            sparse = SparseModel(model, length, self._check_head, token_ids=inputs[TOKEN_IDS])
+            scores = score(sparse)
+            policy, old = sparse.distributions().log_probs, inputs[LOG_PROBS]  # (B, C, K + 1)
             if self.engine_policy is not None:
                 old = cap_rest_mass(old, policy)  # the engine's rest has a floor, which would count as movement
-        log_pi, token_stats = change(inputs, policy, old, self.trust_region, self._ratio, self.args)
+        log_pi, token_stats = change_inputs(inputs, policy, old, self.trust_region, self._ratio, self.args)
 
         self.troll_metrics[self._mode].add(inputs.mask, token_stats)
         if self.adaptive_rate is not None and self._mode == "train":

@@ -51,7 +51,7 @@ def kl_penalty(policy: torch.Tensor, old: torch.Tensor, kl_bound: float) -> Pena
     Raises:
         ValueError: what [`~troll_trl.project`] refuses, such as a negative `kl_bound` or NaN.
     """
-    binary = policy.shape[-1] == 1
+    binary = policy.shape[-1] == 1  # only the sampled token is known
     fixed = policy.detach()
     p, q = (binary_log_probs(x[..., 0]) for x in (fixed, old)) if binary else (fixed, old)  # (..., 2 or S)
     if kl_bound == 0:
@@ -67,14 +67,17 @@ def kl_penalty(policy: torch.Tensor, old: torch.Tensor, kl_bound: float) -> Pena
         target = projection.log_probs
         policy_kl = projection.policy_kl
         outside = projection.eta > 0
-    if binary:
-        log_ratios = p - target  # (..., 2), of the sampled token and of the rest
-        slope = p[..., 0].exp() * (log_ratios[..., 0] - log_ratios[..., 1])
-        slope = slope.masked_fill(p[..., 0] == -math.inf, 0.0)  # 0·log 0 = 0
-        change = (policy[..., 0] - fixed[..., 0]).masked_fill(fixed[..., 0] == -math.inf, 0.0)
-        # `change` is 0 and has the gradient of log p(a), so the regression gets the module's gradient
-        regression = kl_divergence(p, target) + slope * change
-    else:
-        regression = kl_divergence(policy, target)
+    regression = _binary_kl(policy[..., 0], p, target) if binary else kl_divergence(policy, target)
     # Inside the ball π is p, and the term is 0. If it were computed, its gradient would be a rounding error
     return Penalty(regression.masked_fill(~outside, 0.0), policy_kl, outside)
+
+
+def _binary_kl(log_p: torch.Tensor, p: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """KL(p ‖ target) `(...)` on two outcomes, from `p` and `target` `(..., 2)` without gradient, with the module's
+    gradient with respect to `log_p` `(...)`, `log p(a)`."""
+    log_ratios = p - target  # (..., 2), of the sampled token and of the rest
+    slope = p[..., 0].exp() * (log_ratios[..., 0] - log_ratios[..., 1])
+    impossible = log_p.detach() == -math.inf
+    slope = slope.masked_fill(impossible, 0.0)  # 0·log 0 = 0
+    zero = (log_p - log_p.detach()).masked_fill(impossible, 0.0)  # its gradient with respect to log p(a) is 1
+    return kl_divergence(p, target) + slope * zero
