@@ -109,7 +109,7 @@ def colocated(*lengths, likely=5, **options):
     ends = [0, *np.cumsum(lengths).tolist()]
     pieces = [slice(*pair) for pair in itertools.pairwise(ends)]
     generation = Colocated([tokens[piece] for piece in pieces], [listed[piece] for piece in pieces], **options)
-    recorder = SimpleNamespace(support_size=likely + 1, answered=None)
+    recorder = SimpleNamespace(size=likely + 1, answered=None)
     engine_policy.ask_for_likely_tokens(generation, recorder)
     own = pieces[len(pieces) // 2 :]
     expected = [rows_of(answer_of(listed[x], tokens[x], likely), [1] * len(tokens[x]), likely + 1) for x in own]
@@ -164,7 +164,7 @@ def test_nested_lists_of_other_lengths_are_refused(change, said):
     ids, values = ([[[start, start + 1] for start in (1, 2, 3)] for _ in range(2)] for _ in range(2))
     change(ids, values)
     generation = SimpleNamespace(mode="server", generate=lambda: ([[1]] * 2, [[1, 2, 3]] * 2, values, ids))
-    engine_policy.ask_for_likely_tokens(generation, SimpleNamespace(support_size=3, answered=None))
+    engine_policy.ask_for_likely_tokens(generation, SimpleNamespace(size=3, answered=None))
     with pytest.raises(ValueError, match=said):
         generation.generate()
 

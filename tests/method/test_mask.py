@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.references import reference_divergence
-from troll_trl.trust_region.mask import DIVERGENCES, binary_kl, mask_weight
+from troll_trl.trust_region.mask import DIVERGENCES, binary_kl, checked_bound, mask_weight
 from troll_trl.trust_region.regions import MaskTrustRegion
 
 BOUNDS = {"binary_tv": 0.05, "binary_kl": 0.003}
@@ -119,10 +119,10 @@ def test_a_masked_token_has_a_weight_of_0_at_any_ratio():
 def test_a_type_or_bound_out_of_range_is_named(kind, bound):
     message = f"`divergence_(type|bound)` .* got ('{kind}'|{bound})"
     with pytest.raises(ValueError, match=message):
-        MaskTrustRegion(kind, bound)
+        checked_bound(kind, bound)
     with pytest.raises(ValueError, match=message):
         mask_weight(torch.zeros(2), torch.zeros(2), torch.ones(2), kind, bound)
 
 
 def test_defaults_of_the_bound_are_the_papers():
-    assert [MaskTrustRegion(kind).divergence_bound for kind in DIVERGENCES] == [0.15, 0.05]
+    assert [checked_bound(kind) for kind in DIVERGENCES] == [0.15, 0.05]

@@ -33,6 +33,10 @@ class WithDefault(TrustRegion):
 def make(config):
     return Fading(config)
 made = WithDefault(0.4)
+calls = []
+def once(config):
+    calls.append(config.divergence_bound)
+    return Fading(config)
 class Broken(TrustRegion):
     def __init__(self, config):
         raise ValueError("bound of the wrong sign")
@@ -76,7 +80,19 @@ def test_a_region_with_weight_and_regression_trains_by_its_import_path(tmp_path,
 @pytest.mark.parametrize(("name", "number"), [("Fading", 0.2), ("make", 0.2), ("WithDefault", 0.3), ("made", 0.4)])
 def test_an_import_path_names_a_class_a_function_or_a_trust_region(name, number, tmp_path):
     made = config(tmp_path, trust_region=f"own_mask_regions.{name}", divergence_bound=0.2)
-    assert made.make_trust_region().bound == number
+    assert made.region.bound == number
+
+
+@pytest.mark.usefixtures("own_regions")
+def test_a_region_is_made_once_for_the_options_that_its_trainer_has(tmp_path):
+    """It was made two or three times. A bound that a script sets later must not be lost."""
+    options = {"trust_region": "own_mask_regions.once", "divergence_bound": 0.2}
+    trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **options)
+    assert sys.modules["own_mask_regions"].calls == [0.2] and trainer.trust_region.bound == 0.2
+    made = config(tmp_path, kl_bound=0.1)
+    made.kl_bound = 0.3
+    assert made.region.kl_bound == 0.3
+    assert "region" in vars(made) and "region" not in made.__getstate__(), "a user's own may not be picklable"
 
 
 @pytest.mark.usefixtures("own_regions")

@@ -266,7 +266,9 @@ def test_every_rank_takes_the_factor_of_the_first(tmp_path, monkeypatch):
     """On a node without the file, ranks began with a factor of 1, and trained with other rates than the first node."""
     options = ADAPTIVE | {"learning_rate": HIGH_RATE, "save_strategy": "steps", "save_steps": 8, "max_steps": 9}
     make_trainer(*OURS["grpo"], tmp_path, **options).train()
-    monkeypatch.setattr(checkpoints, "broadcast_object_list", lambda found: [{"": {"factor": 0.0625}}])
+    monkeypatch.setattr(
+        checkpoints, "broadcast_object_list", lambda found: [{"adaptive_rate": {"": {"factor": 0.0625}}}]
+    )
     resumed = make_trainer(OnTwoRanks, TrollGRPOConfig, tmp_path, **options)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
     assert logged(resumed, "troll/rate_factor")[-1] == 0.0625

@@ -36,7 +36,7 @@ def far_from_its_old_policy(algorithm, tmp_path, **options):
         ids[:, ids.shape[1] - length + t] = inputs["completion_ids"][:, t] = logits.argmin(-1)
     with torch.no_grad():
         logits = trainer.model(input_ids=ids, attention_mask=attention).logits[:, -length - 1 : -1]
-    if trainer.support_size:
+    if trainer.support is not None:
         top = logits.scatter(-1, inputs["completion_ids"].unsqueeze(-1), -math.inf).topk(11).indices
         inputs["old_token_ids"] = torch.cat([inputs["completion_ids"].unsqueeze(-1), top], -1).int()
         old = torch.randn(*top.shape[:2], 13, generator=generator).log_softmax(-1)

@@ -7,7 +7,7 @@ from peft import LoraConfig
 
 from tests.tiny import saved_model, tiny_model, token_reward
 from tests.trl_comparison import OURS, logged, make_trainer, weights
-from troll_trl.trainers.loss_inputs import ignore_rounding, rescale_kl
+from troll_trl.trainers.loss import ignore_rounding, rescale_kl
 
 
 def no_reward(completion_ids, **kwargs) -> list[float]:

@@ -64,11 +64,13 @@ class CheckpointedTrainer(_Trainer):
     - `evaluate` gives NaN for a metric without a value.
 
     `stateful` names attributes that a checkpoint saves through `state_dict` and `load_state_dict`. Such an attribute
-    may be a dictionary of objects. The config needs the field `save_rollouts`.
+    may be a dictionary of objects. Those that `equal_on_ranks` names continue on another number of ranks, through
+    `load_from_first_rank`, and their `begin_batch` is called if a rollout batch is lost. The config needs the field
+    `save_rollouts`.
     """
 
     stateful: ClassVar[tuple[str, ...]] = ()
-    adaptive_rate: Any = None  # a `TrollTrainer`'s
+    equal_on_ranks: ClassVar[tuple[str, ...]] = ()
     _is_saving = False
     _buffered_inputs: Any  # TRL's, declared for the type checker
 
@@ -219,7 +221,7 @@ class CheckpointedTrainer(_Trainer):
         answers = torch.tensor([[state is not None, not self._other_batch]], device=self.accelerator.device)
         readable, same = self.accelerator.gather(answers).all(0).tolist()
         if state is None or not readable:
-            self._load_adaptive_rate(checkpoint)
+            self._load_from_first_rank(checkpoint)
             name = self._state_file(checkpoint).name
             return self._begin_a_fresh_batch(f"{checkpoint} lacks the file of at least one rank, named like {name}.")
         info = json.loads(state["info"])
@@ -241,24 +243,23 @@ class CheckpointedTrainer(_Trainer):
         elif self._is_unfinished():
             self._begin_a_fresh_batch("The checkpoint was made with `save_rollouts=False`.")
 
-    def _load_adaptive_rate(self, checkpoint: Path) -> None:
-        """Restore the factor of the adaptive learning rate from the first rank's file, for any number of ranks: all
-        have the same factor."""
-        if self.adaptive_rate is None:
+    def _load_from_first_rank(self, checkpoint: Path) -> None:
+        """Restore what is equal on all ranks from the first rank's file, for any number of ranks."""
+        parts = [(name, key, part) for name in self.equal_on_ranks for key, part in self._parts(name)]
+        if not parts:
             return
         of_any = next(iter(sorted(checkpoint.glob("rollout-state-0-of-*.pt"))), None)
         state = _read(of_any) if of_any else None
-        saved = json.loads(state["info"])["stateful"].get("adaptive_rate", {}) if state else {}
-        # Without a shared folder, a node may lack the file: ranks would train with different rates
+        saved = json.loads(state["info"])["stateful"] if state else {}
+        # Without a shared folder, a node may lack the file: ranks would train with different states
         saved = broadcast_object_list([saved])[0]
-        if not saved:
-            logger.warning(f"{checkpoint} has no factor of the adaptive learning rate: the factor starts at 1.")
-            return
-        self.adaptive_rate.load_state_dict(saved[""])
+        for name, key, part in parts:
+            part.load_from_first_rank(saved.get(name, {}).get(key), checkpoint)
 
     def _begin_a_fresh_batch(self, reason: str) -> None:
-        if self.adaptive_rate is not None:
-            self.adaptive_rate.begin_batch()
+        for name in self.equal_on_ranks:
+            for _, part in self._parts(name):
+                part.begin_batch()
         if self._is_unfinished():
             reason += (
                 " The unfinished rollout batch cannot be continued: a fresh one is generated for its prompts, and "

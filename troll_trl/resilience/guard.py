@@ -114,9 +114,6 @@ class FiniteGuard:
         self.args = args
         # One slot for each of `_COUNTED`, and one for the number of tokens in the losses of an update
         self._counts = torch.zeros(len(_COUNTED) + 1, device=accelerator.device)
-        # Sums of `AdaptiveLearningRate`, which the same collective reduces, and their totals for the last update
-        self.carried = torch.zeros(0, device=accelerator.device)
-        self.carried_sums: list[float] = []
         self.skipped_last = False  # whether the last update was skipped, by this guard or a float16 scaler
         self._mask: torch.Tensor | None = None  # (B, C) bool while a loss is computed: the tokens of the loss
         self.losses = 0  # since the last update
@@ -278,18 +275,14 @@ class FiniteGuard:
     def _gather(self) -> tuple[str, float]:
         """Describe what was not finite since the last update, and count the tokens of its losses; the same on all
         ranks."""
-        slots = torch.cat([self._counts, self.carried])
-        rows = self.accelerator.gather(slots.unsqueeze(0)).tolist()  # (ranks, slots)
+        rows = self.accelerator.gather(self._counts.unsqueeze(0)).tolist()  # (ranks, slots)
         self._counts.zero_()
-        self.carried.zero_()
-        counts = [row[: len(self._counts)] for row in rows]
-        self.carried_sums = [sum(column) for column in zip(*rows, strict=True)][len(self._counts) :]
-        causes = [[name for name, count in zip(_COUNTED, row, strict=False) if count > 0] for row in counts]
+        causes = [[name for name, count in zip(_COUNTED, row, strict=False) if count > 0] for row in rows]
         # Once reduced, the gradient belongs to all ranks
         found = [f"rank {rank}: {names[0]}" for rank, names in enumerate(causes) if names and names != ["gradient"]]
         if any(causes) and not found:
             found = ["gradient (its norm over all ranks)"]
-        return "; ".join(found), sum(row[-1] for row in counts)
+        return "; ".join(found), sum(row[-1] for row in rows)
 
     def _report(self, bad: str, empty: bool, update: int) -> None:
         if not bad:

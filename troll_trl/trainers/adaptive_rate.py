@@ -37,11 +37,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from accelerate.logging import get_logger
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback
 
 from troll_trl.resilience.guard import steps_in_backward
 from troll_trl.trust_region.regions import TrustRegion
+
+logger = get_logger(__name__)
 
 LOW, HIGH = 0.15, 0.5  # signals below and above which the rate changes, in nats
 LEAST_GROWTH, MOST_GROWTH, DECLINE = 1.5, 2.0, 0.5
@@ -59,8 +62,8 @@ class AdaptiveLearningRate(TrainerCallback):
     """
     Multiplies a `trainer`'s learning rate by a factor that follows its trust region. See the module for the rule.
 
-    The trainer must call `add` for each loss. If the trainer has a guard, the guard reports which updates are skipped,
-    and sums this callback's counts over ranks together with its own. All ranks have the same factor, bit for bit.
+    The trainer must call `add` for each loss. At every update, also at one that the guard skips, the counts are summed
+    over ranks, so all ranks have the same factor, bit for bit.
 
     Raises:
         ValueError: the trust region does not report the `policy_kl` of each token.
@@ -91,9 +94,6 @@ class AdaptiveLearningRate(TrainerCallback):
 
     def on_train_begin(self, args, state, control, lr_scheduler=None, **kwargs):
         self.sums.zero_()  # an earlier call may have ended in the middle of an update
-        if self.trainer.guard is not None:
-            # The guard sums these over ranks into `carried_sums`, and resets them to 0
-            self.trainer.guard.carried = self.sums
         if stepper := steps_in_backward(args, self.trainer.accelerator):
             raise ValueError(
                 f"`adaptive_learning_rate` is not supported with {stepper}, which takes the step inside of the "
@@ -108,24 +108,22 @@ class AdaptiveLearningRate(TrainerCallback):
             )
 
     def on_pre_optimizer_step(self, args, state, control, optimizer=None, lr_scheduler=None, **kwargs):
-        guard, batch = self.trainer.guard, args.steps_per_generation * self.trainer.num_iterations
-        if guard is None:
-            sums = self.trainer.accelerator.reduce(self.sums, reduction="sum").tolist()
-            self.sums.zero_()
-        else:
-            sums = guard.carried_sums
+        """Follow an update, after the guard's callback, which decides whether the update is skipped."""
+        sums = self.trainer.accelerator.reduce(self.sums, reduction="sum").tolist()
+        self.sums.zero_()
+        guard = self.trainer.guard
         updates = lr_scheduler.last_epoch  # without skipped ones
-        # `_step` counts micro-batches, this update's included: the update that reaches a batch's end is its last one
-        is_last = self.trainer._step % batch < args.gradient_accumulation_steps
+        # `_step` counts micro-batches, this update's included. A rollout batch has a whole number of updates
+        is_last = self.trainer._step % (args.steps_per_generation * self.trainer.num_iterations) == 0
         is_taken = guard is None or not guard.skipped_last
         if is_taken:
             may_grow = updates >= args.get_warmup_steps(state.max_steps)
             self.follow(*sums, is_last=is_last, may_grow=may_grow)
         scheduled = zip(lr_scheduler.base_lrs, lr_scheduler.lr_lambdas, strict=True)
         rates = [self.factor * rate * share(updates) for rate, share in scheduled]
-        lr_scheduler._last_lr = rates  # what is logged
+        lr_scheduler._last_lr = rates  # what the Trainer logs
         if is_taken:
-            # The scheduler's next step overwrites these, so a checkpoint has the scheduled rates
+            # After this step, the scheduler computes the next scheduled rates anew, so a checkpoint has no factor in it
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
         if is_last:
@@ -149,8 +147,8 @@ class AdaptiveLearningRate(TrainerCallback):
         """
         if tokens == 0:
             raise RuntimeError(
-                "`adaptive_learning_rate` has counted no token of an update. A subclass that replaces `_bound` or "
-                "`_compute_loss` must call `self.adaptive_rate.add`."
+                "`adaptive_learning_rate` has counted no token of an update. A subclass that replaces `_score_policy` "
+                "or `_compute_loss` must call `self.adaptive_rate.add`."
             )
         few = kl * kl < min(FEW_TOKENS, FEW_SHARE * tokens) * squared_kl
         self.signal = 0.0 if kl == 0 or few else self.scale * squared_kl / kl
@@ -177,6 +175,13 @@ class AdaptiveLearningRate(TrainerCallback):
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         self.__dict__.update(state)
+
+    def load_from_first_rank(self, state: Mapping[str, float] | None, checkpoint: Any) -> None:
+        """Continue from the first rank's state in a `checkpoint` of another number of ranks, if there is one."""
+        if state is None:
+            logger.warning(f"{checkpoint} has no factor of the adaptive learning rate: the factor starts at 1.")
+        else:
+            self.load_state_dict(state)
 
 
 _STATE = ("factor", "signal", "before", "largest", "taken", "tokens", "learning")

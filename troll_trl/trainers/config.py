@@ -3,6 +3,7 @@
 import warnings
 from contextlib import suppress
 from dataclasses import Field, dataclass, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trl import GRPOConfig, RLOOConfig
@@ -11,7 +12,7 @@ from troll_trl.fields import OmitHubToken, is_number, setting
 from troll_trl.trainers.adaptive_rate import check_signal
 from troll_trl.trainers.rollout_sampling import check_generation_kwargs
 from troll_trl.trainers.vllm import check_sampling
-from troll_trl.trust_region import DEFAULT_KL_BOUND
+from troll_trl.trust_region import DEFAULT_KL_BOUND, DEFAULT_TAIL_MASS
 from troll_trl.trust_region.mask import checked_bound
 from troll_trl.trust_region.regions import (
     MaskTrustRegion,
@@ -20,7 +21,7 @@ from troll_trl.trust_region.regions import (
     TrustRegion,
     load_trust_region,
 )
-from troll_trl.trust_region.sparse import check_support_options
+from troll_trl.trust_region.sparse import Support, check_support_options
 
 if TYPE_CHECKING:
     from trl import GRPOConfig as _TrlConfig  # or RLOOConfig: TRL's config, which follows in the list of bases
@@ -109,20 +110,31 @@ class TrustRegionOptions(OmitHubToken, _TrlConfig):
         """Whether the trust region is the penalty: the regression alone."""
         return self.trust_region == "penalty"
 
-    def make_trust_region(self) -> TrustRegion:
-        """Make the trust region that the options define."""
+    @cached_property
+    def region(self) -> TrustRegion:
+        """The trust region that the options define. It is made once, since a user's own may be costly to make."""
         if "." in self.trust_region:
             return load_trust_region(self.trust_region, self)
-        if self.uses_mask:
-            return MaskTrustRegion(self.divergence_type or "binary_tv", self.divergence_bound, self.ratio_cap)
         bound: Any = self.kl_bound
         if self.uses_penalty:
             return PenaltyTrustRegion(float(bound), binary=self.divergence_type != "topk_kl")
+        if self.uses_mask:
+            largest: Any = self.divergence_bound
+            return MaskTrustRegion(str(self.divergence_type), largest, self.ratio_cap)
         return ProjectionTrustRegion(float(bound))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        self.__dict__.pop("region", None)  # it was made from other values
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        state.pop("region", None)  # the user's own may not be picklable
+        return state
 
     @property
     def _default_support_size(self) -> int:
-        return 20 if getattr(self, "old_policy", "engine") == "engine" else 64
+        return 20  # vLLM lists no more tokens by default
 
     def _check(self) -> list[str]:
         """Fill in defaults, and refuse what the method cannot honour. Return the warnings to issue."""
@@ -155,8 +167,7 @@ class TrustRegionOptions(OmitHubToken, _TrlConfig):
             raise ValueError(f"`kl_bound` must be {allowed} or 'auto', got {bound!r}.")
         if not (is_number(self.regression_coef) and 0 <= self.regression_coef < float("inf")):
             raise ValueError(f"`regression_coef` must be at least 0 and finite, got {self.regression_coef!r}.")
-        check_support_options(self.support_size, getattr(self, "tail_mass", 0.0))
-        self.make_trust_region()  # refuses a wrong import path before a model is loaded
+        _ = self.region  # refuses a wrong import path before a model is loaded
         return messages
 
     def _auto_kl_bound(self) -> float:
@@ -193,7 +204,7 @@ class TrollOptions(TrustRegionOptions):
         "`vllm_importance_sampling_correction` is off.",
     )
     tail_mass: float = setting(
-        1e-5, "Keep tokens by descending old probability until the rest has at most this mass δ in [0, 1)."
+        DEFAULT_TAIL_MASS, "Keep tokens by descending old probability until the rest has at most this mass δ in [0, 1)."
     )
     max_skipped_updates: int = setting(
         20,
@@ -213,6 +224,20 @@ class TrollOptions(TrustRegionOptions):
         "for bit. docs/reliability.md states the size of the batch.",
     )
 
+    @property
+    def _default_support_size(self) -> int:
+        return super()._default_support_size if self.old_policy == "engine" else 64
+
+    def support_within(self, vocabulary: int) -> Support:
+        """Return the support to keep from this many tokens. Raise a `ValueError` if `support_size` is not the default
+        and exceeds `vocabulary`."""
+        size: Any = self.support_size
+        if size > vocabulary and size != self._default_support_size:
+            raise ValueError(
+                f"`support_size` must be at most the model's vocabulary of {vocabulary} tokens, got {size}."
+            )
+        return Support(min(size, vocabulary), self.tail_mass)
+
     def _prepare(self) -> None:
         if self.old_policy not in ("trainer", "engine"):
             raise ValueError(f"`old_policy` must be 'trainer' or 'engine', got {self.old_policy!r}.")
@@ -231,6 +256,8 @@ class TrollOptions(TrustRegionOptions):
         if not (is_number(self.max_skipped_updates) and self.max_skipped_updates >= 1):
             raise ValueError(f"`max_skipped_updates` must be at least 1, got {self.max_skipped_updates!r}.")
         messages = super()._check()
+        size: Any = self.support_size
+        check_support_options(size, self.tail_mass)
         if self.adaptive_learning_rate:
             self._check_adaptive_learning_rate()
         return messages
@@ -249,7 +276,7 @@ class TrollOptions(TrustRegionOptions):
                 "`adaptive_learning_rate` is not supported with `old_policy='engine'`: the difference between vLLM and "
                 "the trainer would count as movement of the policy. Use `old_policy='trainer'`."
             )
-        check_signal(self.make_trust_region())
+        check_signal(self.region)
 
     @classmethod
     def from_trl(cls, args: Any) -> "TrollOptions":

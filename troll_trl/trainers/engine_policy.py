@@ -25,7 +25,7 @@ from accelerate.logging import get_logger
 from troll_trl.kernels.support import mass_rule
 from troll_trl.trainers.columns import LOG_PROBS, SAMPLED_LOG_PROBS, TOKEN_IDS
 from troll_trl.trainers.vllm import check_server, server_url
-from troll_trl.trust_region.sparse import UNUSED, SparseDistribution, keep_nothing, trimmed
+from troll_trl.trust_region.sparse import UNUSED, SparseDistribution, Support, keep_nothing, trimmed
 
 logger = get_logger(__name__)
 
@@ -45,15 +45,16 @@ class EnginePolicy:
     Keeps the engine's distribution of a rollout as its old policy: no pass of the model scores the rollout. TRL's
     `generation`, a `VLLMGeneration`, then also asks vLLM for the most likely tokens.
 
-    `support_size` is K; 0 means that the trust region reads only the sampled token. `args` is the trainer's config.
+    Without a `support`, the trust region reads only the sampled token, so a row has `K = 1`. `args` is the trainer's
+    config.
     """
 
-    def __init__(self, accelerator: Accelerator, generation: Any, support_size: int, args: Any):
+    def __init__(self, accelerator: Accelerator, generation: Any, support: Support | None, args: Any):
+        self.size = 1 if support is None else support.size  # K
         if args.vllm_mode == "server" and accelerator.is_main_process:
-            check_server(generation.vllm_client.get_server_info(), server_url(args), support_size)
+            check_server(generation.vllm_client.get_server_info(), server_url(args), self.size)
         self.accelerator = accelerator
-        self.support_size = support_size
-        self.tail_mass = args.tail_mass
+        self.support = support
         self.answered: list[list[SampledLogProb]] = []  # the answers for the completions that the engine sampled last
         self._rows: list[np.ndarray] = []  # `(T, 2K)` of each completion of the rollout batch
         ask_for_likely_tokens(generation, self)
@@ -75,7 +76,7 @@ class EnginePolicy:
                     f"{len(mask)} numbers. Give one of each for every token."
                 )
             check_tokens(values, mask, ids, f"completion {number}")
-            self._rows.append(rows_of(values, mask, max(self.support_size, 1)))
+            self._rows.append(rows_of(values, mask, self.size))
 
     def log_probs(self, length: int) -> torch.Tensor:
         """Return the engine's log-probabilities of the completions, padded to `(B, length)` float32; NaN if unknown."""
@@ -102,21 +103,24 @@ class EnginePolicy:
             if "num_items_in_batch" in batch:
                 batch["num_items_in_batch"] = batch["num_items_in_batch"] - count
         batch[SAMPLED_LOG_PROBS] = log_probs.nan_to_num(0.0)
-        if self.support_size:
-            old = self._support_of(batch["completion_ids"], (trained * known).bool(), batch["completion_mask"].bool())
+        if self.support is not None:
+            kept, scored = (trained * known).bool(), batch["completion_mask"].bool()
+            old = self._old_policy(batch["completion_ids"], kept, scored, self.support.tail_mass)
             batch[TOKEN_IDS], batch[LOG_PROBS] = old.token_ids, old.log_probs
         return count
 
-    def _support_of(self, sampled: torch.Tensor, kept: torch.Tensor, scored: torch.Tensor) -> SparseDistribution:
+    def _old_policy(
+        self, sampled: torch.Tensor, kept: torch.Tensor, scored: torch.Tensor, tail_mass: float
+    ) -> SparseDistribution:
         """Make the old policy of completions `(B, C)` at the `kept` positions, with as few tokens as the trainer's
         support. Other positions keep no token, except for the sampled token at `scored` positions, which the head
         needs."""
-        rows = np.zeros((*sampled.shape, 2 * self.support_size), dtype=np.float32)
+        rows = np.zeros((*sampled.shape, 2 * self.size), dtype=np.float32)
         for values, row in zip(rows, self._rows, strict=True):
             values[: len(row)] = row
         old = sparse_of(torch.from_numpy(rows).to(sampled.device), sampled)
-        own, others, rest = old.log_probs.split([1, self.support_size - 1, 1], -1)
-        dropped = ~mass_rule(own, others, self.tail_mass)  # they join the rest
+        own, others, rest = old.log_probs.split([1, self.size - 1, 1], -1)
+        dropped = ~mass_rule(own, others, tail_mass)  # they join the rest
         rest = torch.cat([rest, others.masked_fill(~dropped, -torch.inf)], -1).logsumexp(-1, keepdim=True)
         log_probs = torch.cat([own, others.masked_fill(dropped, -torch.inf), rest], -1)
         unused = torch.cat([~scored.unsqueeze(-1), dropped | ~kept.unsqueeze(-1)], -1)
@@ -131,7 +135,7 @@ def ask_for_likely_tokens(generation: Any, policy: "EnginePolicy") -> None:
     In colocate mode, vLLM's flat lists are read directly, because TRL sorts an object for every listed token. Without
     `detokenize`, vLLM does not decode the listed tokens to text.
     """
-    generation.logprobs = others = max(policy.support_size - 1, 0)  # vLLM lists this many tokens, and the sampled token
+    generation.logprobs = others = policy.size - 1  # vLLM lists this many tokens, and the sampled token
     answer = generation.generate
     # While TRL generates: the completions that vLLM has sampled, each with its flat list
     captured: list[tuple[Sequence[int], Any]] | None = None

@@ -1,6 +1,7 @@
 """TrollGRPOTrainer: the parts of TROLL that are specific to GRPO."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from trl import GRPOTrainer
@@ -9,6 +10,7 @@ from troll_trl.resilience.checkpoints import CheckpointedTrainer
 from troll_trl.resilience.guard import GuardedTrainer
 from troll_trl.trainers.columns import SAMPLED_LOG_PROBS
 from troll_trl.trainers.config import TrollGRPOConfig
+from troll_trl.trainers.loss import Ratio
 from troll_trl.trainers.model_card import TROLL
 from troll_trl.trainers.troll_trainer import TrollTrainer
 
@@ -21,37 +23,31 @@ class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
     _name = "TROLL"
     _paper = TROLL
     _config_class = TrollGRPOConfig
-    _old_log_probs = SAMPLED_LOG_PROBS
     get_off_policy_mask: Callable[..., torch.Tensor]  # TRL's, declared for the type checker
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        off_policy_mask = self.get_off_policy_mask  # TRL's static one, or a subclass's
+        # On the instance, since a subclass may have a mask of its own
+        self.get_off_policy_mask = partial(self._mask_by_policy, self.get_off_policy_mask)
 
-        def get_off_policy_mask(**inputs) -> torch.Tensor:
-            """Call TRL's mask with the numbers from before the trust region changed them: the mask measures the
-            policy."""
-            if self._loss_inputs is not None:
-                masked = self._loss_inputs.masked
-                inputs |= {"per_token_logps": masked["log_probs"].detach(), "advantages": masked["advantages"]}
-                old = masked[SAMPLED_LOG_PROBS]
-                inputs["sampling_per_token_logps"] = masked.get("sampling_per_token_logps", old)
-            return off_policy_mask(**inputs)
+    def _mask_by_policy(self, get_off_policy_mask: Callable[..., torch.Tensor], **inputs) -> torch.Tensor:
+        """Call TRL's or a subclass's `get_off_policy_mask`, which measures the policy, with the numbers from before the
+        trust region changed them."""
+        if (scored := self._loss_inputs) is not None:
+            before = scored.before
+            inputs |= {"per_token_logps": scored.log_probs, "advantages": before["advantages"]}
+            inputs["sampling_per_token_logps"] = before.get("sampling_per_token_logps", before[SAMPLED_LOG_PROBS])
+        return get_off_policy_mask(**inputs)
 
-        self.get_off_policy_mask = get_off_policy_mask
+    @property
+    def _ratio(self):
+        return Ratio.MEAN if self.importance_sampling_level == "sequence" else Ratio.TOKEN
 
     def _trl_scores_old_policy(self):
         return not self.args.on_policy or (self.use_vllm and self.vllm_importance_sampling_correction)
 
-    def _is_old_policy(self, batch, log_probs):
-        return torch.equal(log_probs.nan_to_num(), batch[SAMPLED_LOG_PROBS].nan_to_num())
-
-    def _log_ratio(self, log_probs, inputs):
-        log_ratio = log_probs - inputs[SAMPLED_LOG_PROBS]
-        if self.importance_sampling_level == "sequence":
-            mask = inputs.mask
-            log_ratio = (log_ratio * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
-        return log_ratio
+    def _has_old_policy(self):
+        return self._trl_scores_old_policy() or self.engine_policy is not None
 
     def _keep_engine_policy(self, engine_policy, _prompts, completion_ids, tool_mask, _completions, log_probs, *_):
         if log_probs is None:
@@ -103,3 +99,4 @@ class TrollGRPOTrainer(GuardedTrainer, CheckpointedTrainer, TrustRegionGRPO):
     """
 
     stateful = ("troll_metrics", "guard", "adaptive_rate")
+    equal_on_ranks = ("adaptive_rate",)

@@ -1,11 +1,11 @@
 """TrollRLOOTrainer: the parts of TROLL that are specific to RLOO."""
 
-import torch
 from trl import RLOOTrainer
 
 from troll_trl.resilience.checkpoints import CheckpointedTrainer
 from troll_trl.resilience.guard import GuardedTrainer
 from troll_trl.trainers.config import TrollRLOOConfig
+from troll_trl.trainers.loss import Ratio
 from troll_trl.trainers.model_card import TROLL
 from troll_trl.trainers.troll_trainer import TrollTrainer
 
@@ -17,21 +17,13 @@ class TrustRegionRLOO(TrollTrainer, RLOOTrainer):
     _name = "TROLL-RLOO"
     _paper = TROLL
     _config_class = TrollRLOOConfig
-    _old_log_probs = "old_logps"
-    _sums_over_completions = True
+    _ratio = Ratio.SUM
 
     def _trl_scores_old_policy(self):
         return True
 
-    def _has_old_policy(self):  # TRL always scores it, but an idle trust region needs no support
+    def _has_old_policy(self):  # TRL always scores it, but an idle trust region needs none
         return not self.args.trust_region_idle
-
-    def _is_old_policy(self, batch, log_probs):
-        own = (log_probs * batch["completion_mask"]).sum(1)  # as TRL sums
-        return torch.equal(own.nan_to_num(), batch["old_logps"].nan_to_num())
-
-    def _log_ratio(self, log_probs, inputs):
-        return (log_probs.sum(1) - inputs["old_logps"]).unsqueeze(1)  # `log_probs` are 0 at masked positions
 
     def _keep_engine_policy(self, engine_policy, _prompts, completion_ids, *_):
         engine_policy.keep(completion_ids, engine_policy.answered, None)  # TRL's RLOO asks once, and drops the numbers
@@ -60,3 +52,4 @@ class TrollRLOOTrainer(GuardedTrainer, CheckpointedTrainer, TrustRegionRLOO):
     """
 
     stateful = ("troll_metrics", "guard", "adaptive_rate")
+    equal_on_ranks = ("adaptive_rate",)

@@ -29,17 +29,6 @@ _KL_BOUND = 0.05  # of the projection whose gradient is compared, on made-up old
 _REPORT = "Train another model or method, and please report this with the versions of torch, Triton and the driver."
 
 
-def fitting_support_size(args: Any, model: Any) -> int:
-    """Return the number of tokens to keep. Raise a `ValueError` if `support_size` is not the default and exceeds the
-    `model`'s vocabulary."""
-    vocabulary = model.config.get_text_config().vocab_size
-    if args.support_size > vocabulary and args.support_size != args._default_support_size:
-        raise ValueError(
-            f"`support_size` must be at most the model's vocabulary of {vocabulary} tokens, got {args.support_size}."
-        )
-    return min(args.support_size, vocabulary)
-
-
 def describe_run(trainer: Any, base_model: Any) -> None:
     """Log the settings of a `trainer`'s run, and warn about likely mistakes. `base_model` is its model without
     adapters."""
@@ -49,8 +38,8 @@ def describe_run(trainer: Any, base_model: Any) -> None:
     prompts = args.generation_batch_size // args.num_generations
     updates = args.updates_per_rollout_batch
     kept = ""
-    if trust_region.needs_support:
-        kept = f"up to {trainer.support_size} tokens kept per position (tail mass {args.tail_mass:g}), "
+    if (support := trainer.support) is not None:
+        kept = f"up to {support.size} tokens kept per position (tail mass {support.tail_mass:g}), "
     say(
         f"TROLL: {prompts} prompts x {args.num_generations} completions per rollout batch, {updates:g} "
         f"update{'' if updates == 1 else 's'} per rollout batch, {kept}{trust_region.describe()}."

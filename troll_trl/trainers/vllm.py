@@ -116,13 +116,13 @@ def explain_server(url: str) -> Iterator[None]:
         raise
 
 
-def check_server(info: Mapping[str, Any], url: str, support_size: int | None) -> None:
+def check_server(info: Mapping[str, Any], url: str, support_size: int = 1) -> None:
     """Raise a `ValueError` if the server at `url` returns log-probabilities that ignore the temperature, or too few for
-    a support of `support_size` tokens. `info` is what TRL's clients get from the server."""
+    `support_size` tokens, the sampled one included. `info` is what TRL's clients get from the server."""
     model = info["model_config"]
     mode = model["logprobs_mode"]
     most = model["max_logprobs"]
-    needed = (support_size or 1) - 1
+    needed = support_size - 1  # and the sampled token
     if mode != "processed_logprobs" or 0 <= most < needed:  # -1: as many as asked for
         raise ValueError(
             f"The vLLM server at {url} runs with `--logprobs-mode {mode}` and `--max-logprobs {most}"

@@ -16,12 +16,9 @@ from typing import NamedTuple
 import torch
 
 from troll_trl.fields import is_number
+from troll_trl.trust_region import HIGHEST_LOG_RATIO
 from troll_trl.trust_region.binary import binary_log_probs
 from troll_trl.trust_region.projection import kl_divergence
-
-# A trainer that multiplies ratios and weights limits the logarithm of its ratio to this. Beyond, a weight of 0 would
-# multiply an infinite ratio, and `C/r` would underflow float32
-HIGHEST_LOG_RATIO = 80.0
 
 
 class MaskWeight(NamedTuple):

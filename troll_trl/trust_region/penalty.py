@@ -19,13 +19,9 @@ from typing import NamedTuple
 
 import torch
 
-from troll_trl.fields import is_number
+from troll_trl.trust_region import ROUNDING
 from troll_trl.trust_region.binary import binary_log_probs
 from troll_trl.trust_region.projection import kl_divergence, project
-
-# Two float32 evaluations of the same weights, each with a log-sum-exp over a vocabulary, differ by at most this share
-# of a log-probability. Measured differences are about 2⁻²⁰.
-ROUNDING = 2**-17
 
 
 class Penalty(NamedTuple):
@@ -53,11 +49,9 @@ def kl_penalty(policy: torch.Tensor, old: torch.Tensor, kl_bound: float) -> Pena
         `policy`.
 
     Raises:
-        ValueError: `kl_bound` negative or NaN, and what [`~troll_trl.project`] refuses.
+        ValueError: what [`~troll_trl.project`] refuses, such as a negative `kl_bound` or NaN.
     """
-    if not (is_number(kl_bound) and kl_bound >= 0):  # NaN fails this, too
-        raise ValueError(f"`kl_bound` must be at least 0, got {kl_bound!r}.")
-    binary = policy.shape[-1] == 1
+    binary = policy.shape[-1] == 1  # only the sampled token is known
     fixed = policy.detach()
     p, q = (binary_log_probs(x[..., 0]) for x in (fixed, old)) if binary else (fixed, old)  # (..., 2 or S)
     if kl_bound == 0:
@@ -73,14 +67,17 @@ def kl_penalty(policy: torch.Tensor, old: torch.Tensor, kl_bound: float) -> Pena
         target = projection.log_probs
         policy_kl = projection.policy_kl
         outside = projection.eta > 0
-    if binary:
-        log_ratios = p - target  # (..., 2), of the sampled token and of the rest
-        slope = p[..., 0].exp() * (log_ratios[..., 0] - log_ratios[..., 1])
-        slope = slope.masked_fill(p[..., 0] == -math.inf, 0.0)  # 0·log 0 = 0
-        change = (policy[..., 0] - fixed[..., 0]).masked_fill(fixed[..., 0] == -math.inf, 0.0)
-        # `change` is 0 and has the gradient of log p(a), so the regression gets the module's gradient
-        regression = kl_divergence(p, target) + slope * change
-    else:
-        regression = kl_divergence(policy, target)
+    regression = _binary_kl(policy[..., 0], p, target) if binary else kl_divergence(policy, target)
     # Inside the ball π is p, and the term is 0. If it were computed, its gradient would be a rounding error
     return Penalty(regression.masked_fill(~outside, 0.0), policy_kl, outside)
+
+
+def _binary_kl(log_p: torch.Tensor, p: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """KL(p ‖ target) `(...)` on two outcomes, from `p` and `target` `(..., 2)` without gradient, with the module's
+    gradient with respect to `log_p` `(...)`, `log p(a)`."""
+    log_ratios = p - target  # (..., 2), of the sampled token and of the rest
+    slope = p[..., 0].exp() * (log_ratios[..., 0] - log_ratios[..., 1])
+    impossible = log_p.detach() == -math.inf
+    slope = slope.masked_fill(impossible, 0.0)  # 0·log 0 = 0
+    zero = (log_p - log_p.detach()).masked_fill(impossible, 0.0)  # its gradient with respect to log p(a) is 1
+    return kl_divergence(p, target) + slope * zero

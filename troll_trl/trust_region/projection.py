@@ -105,8 +105,9 @@ class _Project(torch.autograd.Function):
         shape = log_p.shape
         dtype = log_p.dtype
         flat_p, flat_q = log_p.reshape(-1, shape[-1]), log_q.reshape(-1, shape[-1])  # (N, S)
-        solve_all = kernel.project_rows if kernel.uses_triton(flat_p) else project_rows
-        projected, t, policy_kl, kl = solve_all(flat_p, flat_q, kl_bound)
+        # The kernel, or the function of the same name below, in PyTorch
+        project_all = kernel.project_rows if kernel.uses_triton(flat_p) else project_rows
+        projected, t, policy_kl, kl = project_all(flat_p, flat_q, kl_bound)
         ctx.save_for_backward(flat_p, flat_q, projected, t)
         # Rounding leaves probabilities that sum only approximately to 1, and can make the KL of near-equal policies a
         # little negative
@@ -131,7 +132,8 @@ class _Project(torch.autograd.Function):
 
 
 def project_rows(log_p: torch.Tensor, log_q: torch.Tensor, kl_bound: float) -> _Rows:
-    """`log π` of rows `(N, S)` in their dtype, and `t`, KL(p‖q) and KL(π‖q) `(N,)` in float64, by torch."""
+    """PyTorch's version of the kernel: `log π` of rows `(N, S)` in their dtype, and `t`, KL(p‖q) and KL(π‖q) `(N,)` in
+    float64."""
     pairs = zip(log_p.split(_FLOAT64_ROWS), log_q.split(_FLOAT64_ROWS), strict=True)
     parts = [_project_chunk(p, q, kl_bound) for p, q in pairs]
     if len(parts) == 1:
@@ -173,8 +175,8 @@ def solve(
     d = _log_ratio(log_p, log_q)
     t = torch.ones_like(d[:, 0])
     log_pi, kl, variance = _evaluate(t, d, log_q)
-    # `_evaluate` drops the policy's mass outside of the old policy's support. A row that is then inside the bound is
-    # done.
+    # At t = 1, π is p, except that it has no mass where q has none. If p left the bound only by this mass, π is the
+    # solution
     done = ~(kl > kl_bound)
     evaluations = torch.ones_like(t, dtype=torch.int64)
 
@@ -204,12 +206,13 @@ def solve(
         done = done | converged | ((step - t).abs() <= 1e-15 * t)
         t = torch.where(done, t, step)
 
-    # π is zero where the policy is, unless the bound is out of reach without that token
+    # Where p is 0, π is 0 as well, unless no π without such a token meets the bound
     return t, log_pi.masked_fill((log_p == -math.inf) & (log_pi < EXP_UNDERFLOW), -math.inf), kl, evaluations
 
 
 def _log_ratio(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
-    """`d = log p − log q` `(M, S)`, and any finite number outside of the support of `q`, where `π` is zero anyway."""
+    """`d = log p − log q` `(M, S)`, finite everywhere. Where `q` is 0, `π_t ∝ q·exp(t·d)` is 0 with any `d`. Where only
+    `p` is 0, `d` is low enough for `π_t` to vanish."""
     ratio = log_p - log_q.masked_fill(log_q == -math.inf, 0.0)
     return ratio.masked_fill(log_p == -math.inf, ZERO_POLICY_LOG_RATIO)
 
@@ -230,7 +233,7 @@ def _evaluate(t: torch.Tensor, d: torch.Tensor, log_q: torch.Tensor) -> tuple[to
 def project_rows_backward(
     grad: torch.Tensor, log_p: torch.Tensor, log_q: torch.Tensor, log_pi: torch.Tensor, t: torch.Tensor
 ) -> torch.Tensor:
-    """Torch's version of the gradient in [`_Project.backward`], for `log_p` `(N, S)`. `grad` is the gradient for
+    """PyTorch's version of the kernel for [`_Project.backward`], for `log_p` `(N, S)`. `grad` is the gradient for
     `log_pi` `(N, S)`, and `t` is `(N,)`."""
     # A slot without policy mass or projected mass contributes nothing, whatever its upstream gradient
     g = grad.masked_fill((log_pi == -math.inf) | (log_p == -math.inf), 0.0)

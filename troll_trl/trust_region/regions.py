@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from troll_trl.fields import imported
-from troll_trl.trust_region.mask import checked_bound, mask_weight
+from troll_trl.trust_region.mask import mask_weight
 from troll_trl.trust_region.penalty import kl_penalty
 from troll_trl.trust_region.projection import kl_divergence, project
 
 SUPPORT_METRICS = {
-    "troll/support_size_mean": ("support_size", "tokens"),
+    "troll/support_size_mean": ("kept", "tokens"),
     "troll/rest_mass_mean": ("rest_mass", "tokens"),
 }
 
@@ -76,7 +76,7 @@ class ProjectionTrustRegion(TrustRegion):
     """TROLL: the projection of every token's distribution onto a KL ball around the old policy, whose radius ε is
     `kl_bound`, in nats."""
 
-    mean_metrics = {
+    mean_metrics = {  # each is a sum divided by another sum
         "troll/projected_fraction": ("projected", "tokens"),
         "troll/policy_kl_mean": ("policy_kl", "tokens"),
         "troll/kl_mean": ("kl", "tokens"),
@@ -110,7 +110,7 @@ class ProjectionTrustRegion(TrustRegion):
 
 class MaskTrustRegion(TrustRegion):
     """DPPO (arXiv 2602.04879): a token that has moved too far in the direction of its advantage loses its gradient. It
-    takes the arguments of [`~troll_trl.trust_region.mask.mask_weight`]. The default bound is the paper's."""
+    takes the arguments of [`~troll_trl.trust_region.mask.mask_weight`], which checks them."""
 
     needs_support = False
     mean_metrics = {
@@ -121,10 +121,10 @@ class MaskTrustRegion(TrustRegion):
     }
     max_metrics = {"troll/divergence_max": "divergence"}
 
-    def __init__(self, divergence_type: str, divergence_bound: float | None = None, ratio_cap: float | None = None):
+    def __init__(self, divergence_type: str, divergence_bound: float, ratio_cap: float | None = None):
         self.divergence_type = divergence_type
+        self.divergence_bound = divergence_bound
         self.ratio_cap = ratio_cap
-        self.divergence_bound = checked_bound(divergence_type, divergence_bound)
 
     def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
         weight, divergence, masked = mask_weight(
@@ -213,18 +213,13 @@ def checked_output(
 
 def load_trust_region(path: str, config: Any) -> TrustRegion:
     """
-    Load the trust region that a dotted import path names. The path may also name a class or function that makes one.
-    This class or function is called with the trainer's `config` if it needs an argument, else without one. Raises a
-    `ValueError` that names the option, and what is wrong with the path or what the user's code raised.
+    Load the trust region at a dotted import path, or let the class or function at this path make one. A class or
+    function that needs an argument gets the trainer's `config`. Raises a `ValueError` that names the option, and what
+    is wrong with the path or what the user's code raised.
     """
     try:
-        maker = imported(path)
-        if isinstance(maker, TrustRegion):
-            trust_region = maker
-        else:
-            required = [x for x in inspect.signature(maker).parameters.values() if x.default is x.empty]
-            needed = any(x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD) for x in required)
-            trust_region = maker(config) if needed else maker()
+        named = imported(path)
+        trust_region = named if isinstance(named, TrustRegion) else _made_by(named, config)
         if isinstance(trust_region, TrustRegion):
             _check_methods(trust_region)
     except (Exception, SystemExit) as error:  # name the option, whatever the user's code raises
@@ -237,6 +232,13 @@ def load_trust_region(path: str, config: Any) -> TrustRegion:
             f"`trust_region` names {path!r}, which makes {trust_region!r}. It must make a troll_trl.TrustRegion."
         )
     return trust_region
+
+
+def _made_by(maker: Any, config: Any) -> Any:
+    """Call the user's class or function, with `config` if it needs an argument."""
+    required = [x for x in inspect.signature(maker).parameters.values() if x.default is x.empty]
+    needed = any(x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD) for x in required)
+    return maker(config) if needed else maker()
 
 
 def _check_methods(trust_region: TrustRegion) -> None:
@@ -253,4 +255,4 @@ def _check_methods(trust_region: TrustRegion) -> None:
 
 def _support_stats(old: torch.Tensor) -> dict[str, torch.Tensor]:
     """The number of kept tokens and the mass of the rest, from old log-probabilities `(B, C, K + 1)`."""
-    return {"support_size": (old[..., :-1] > -math.inf).sum(-1), "rest_mass": old[..., -1].exp()}
+    return {"kept": (old[..., :-1] > -math.inf).sum(-1), "rest_mass": old[..., -1].exp()}

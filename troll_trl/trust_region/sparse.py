@@ -11,8 +11,18 @@ from dataclasses import dataclass
 import torch
 
 from troll_trl.kernels.support import mass_rule
+from troll_trl.trust_region import DEFAULT_TAIL_MASS
 
 UNUSED = -1  # token id of an unused slot
+
+
+@dataclass(frozen=True)
+class Support:
+    """Which tokens an old policy keeps at each position: the sampled token, then the most likely others until the rest
+    has at most `tail_mass`, and at most `size` tokens in all."""
+
+    size: int  # K
+    tail_mass: float = DEFAULT_TAIL_MASS  # δ
 
 
 @dataclass
@@ -59,7 +69,7 @@ class SparseDistribution:
         token_ids = token_ids.long()
         used = token_ids != UNUSED
         kept_logits = logits.gather(-1, token_ids.clamp(min=0)).masked_fill(~used, -math.inf)  # (..., K)
-        # Unused slots use an extra column, which is cut off
+        # `scatter_` needs an index for an unused slot, too: one more column, which is then cut off
         is_kept = torch.zeros(*logits.shape[:-1], vocabulary + 1, dtype=torch.bool, device=logits.device)
         is_kept.scatter_(-1, torch.where(used, token_ids, vocabulary), True)
         is_kept = is_kept[..., :vocabulary]  # (..., V)
@@ -88,7 +98,7 @@ class SparseDistribution:
 
 
 def sparsify(
-    logits: torch.Tensor, sampled_ids: torch.Tensor, support_size: int = 64, tail_mass: float = 1e-5
+    logits: torch.Tensor, sampled_ids: torch.Tensor, support_size: int = 64, tail_mass: float = DEFAULT_TAIL_MASS
 ) -> SparseDistribution:
     """
     Select the support of a policy: the sampled token, then the others by descending probability until the kept mass,

@@ -70,7 +70,7 @@ class AsyncTrollGRPOConfig(TrustRegionOptions, AsyncGRPOConfig):
     def _check(self) -> list[str]:
         check_sampling(vars(self))
         messages = super()._check()
-        if self.make_trust_region().needs_support:
+        if self.region.needs_support:
             name = "divergence_type" if self.uses_penalty else "trust_region"
             raise ValueError(
                 f"`{name}={getattr(self, name)}` is not supported in asynchronous training: it compares several tokens "

@@ -15,7 +15,7 @@ from troll_trl.trainers.model_card import DPPO, TROLL
 from troll_trl.trainers.sharding import keep_output_dtypes
 from troll_trl.trainers.trl_compat import TESTED
 from troll_trl.trainers.vllm import check_server
-from troll_trl.trust_region.mask import HIGHEST_LOG_RATIO
+from troll_trl.trust_region import HIGHEST_LOG_RATIO
 from troll_trl.trust_region.regions import TrustRegionOutput, checked_output
 
 
@@ -51,7 +51,7 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
             args = AsyncTrollGRPOConfig(f"{model.split('/')[-1]}-{self._name}")
         if not isinstance(args, AsyncTrollGRPOConfig):
             raise TypeError(f"`args` must be an AsyncTrollGRPOConfig, got {type(args).__name__}.")
-        self.trust_region = args.make_trust_region()
+        self.trust_region = args.region
         super().__init__(model, reward_funcs, args, *others, **kwargs)
         self.epsilon_low = self.epsilon_high = math.inf  # the trust region replaces the clip
         if args.uses_mask:
@@ -67,7 +67,7 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
     def train(self, *args, **kwargs):
         if isinstance(self.rollout_worker, AsyncRolloutWorker):  # TRL's own worker, which only the main process has
             self.vllm_client.wait_for_server_ready()
-            check_server(self.vllm_client.get_server_info(), self.args.vllm_server_base_url, support_size=None)
+            check_server(self.vllm_client.get_server_info(), self.args.vllm_server_base_url)
         return super().train(*args, **kwargs)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
