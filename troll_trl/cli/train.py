@@ -165,6 +165,9 @@ def _launch(parser: CommandParser, flags: list[str], run: list[str], program: st
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from trl.cli.accelerate_config import resolve_accelerate_config_argument
 
+    from troll_trl.compat import refuse_missing
+
+    refuse_missing(["launch"])
     script = "troll_trl.cli.train"
     options = parser.parse_args([*flags, "--module", script])
     if options.training_script != script:

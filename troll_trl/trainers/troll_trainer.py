@@ -10,6 +10,7 @@ import torch
 from accelerate.logging import get_logger
 from accelerate.utils import is_peft_model
 
+from troll_trl.compat import check_class, check_instance
 from troll_trl.lm_head import SparseCausalLMOutput, add_sparse_lm_head
 from troll_trl.lm_head.patch import refuse_unknown_logits
 from troll_trl.resilience.rollout_check import checked_rollouts
@@ -23,7 +24,6 @@ from troll_trl.trainers.model_card import DPPO
 from troll_trl.trainers.rollout_sampling import SampledAsConfigured
 from troll_trl.trainers.sharding import keep_output_dtypes, reshard
 from troll_trl.trainers.start_checks import check_head, describe_run, fitting_support_size
-from troll_trl.trainers.trl_compat import check_trl
 from troll_trl.trainers.vllm import check_vllm, explain_lost_server
 from troll_trl.trust_region.mask import HIGHEST_LOG_RATIO
 from troll_trl.trust_region.regions import TrustRegion, TrustRegionOutput, checked_output
@@ -112,7 +112,7 @@ class TrollTrainer(SampledAsConfigured):
     # -- Construction -----------------------------------------------------------------------------------------------
 
     def __init__(self, model, reward_funcs=None, args=None, *others, **kwargs):
-        check_trl(type(self))
+        check_class(type(self))
         if type(self)._compute_loss.__module__.startswith("trl."):
             raise TypeError(
                 f"{type(self).__name__}._compute_loss is TRL's own, which would train without a trust region and "
@@ -124,6 +124,7 @@ class TrollTrainer(SampledAsConfigured):
         if args.uses_mask:
             self._name, self._paper = "DPPO", DPPO  # for the model card
         super().__init__(model, reward_funcs, args, *others, **kwargs)
+        check_instance(self)
         if self.rollout_func is not None:
             corrects = bool(args.use_vllm and args.vllm_importance_sampling_correction)
             self.rollout_func = checked_rollouts(self.rollout_func, corrects)
