@@ -12,7 +12,7 @@ from accelerate.utils import is_peft_model
 
 from troll_trl.compat import check_class, check_instance
 from troll_trl.lm_head import SparseCausalLMOutput, add_sparse_lm_head
-from troll_trl.lm_head.patch import refuse_unknown_logits
+from troll_trl.lm_head.families import refuse_unknown_logits
 from troll_trl.resilience.rollout_check import checked_rollouts
 from troll_trl.trainers.adaptive_rate import AdaptiveLearningRate
 from troll_trl.trainers.columns import LOG_PROBS, SAMPLED_LOG_PROBS, TOKEN_IDS
