@@ -91,14 +91,9 @@ def _refused(path: str, bind: Any, names: str) -> list[str]:
 
 
 def _names_in(code: CodeType) -> set[str]:
-    """Return all attributes, keywords and strings in `code` and in the functions that it defines."""
-    found = {*code.co_names}
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            found |= _names_in(constant)
-        else:
-            found |= {x for x in (constant if isinstance(constant, tuple) else [constant]) if isinstance(x, str)}
-    return found
+    """Return all attributes, strings and keywords in `code`. The keywords of a call are a tuple."""
+    constants = (x for constant in code.co_consts for x in (constant if isinstance(constant, tuple) else [constant]))
+    return {*code.co_names, *(x for x in constants if isinstance(x, str))}
 
 
 # -- The entries ------------------------------------------------------------------------------------------------------
@@ -135,7 +130,7 @@ _HEAD = (
 PRIVATE: dict[str, tuple[Entry, ...]] = {
     "TrollTrainer": (
         *_HEAD,
-        Attributes("_is_vlm _metrics _step epsilon_low epsilon_high num_iterations num_generations_eval use_vllm"),
+        Attributes("_is_vlm _metrics _step epsilon_low epsilon_high num_iterations use_vllm"),
         Override("transformers.Trainer.create_accelerator_and_postprocess"),
         Override("trl.generation.vllm_client.VLLMClient", "connection_timeout"),
         Call("trl.generation.vllm_client.VLLMClient.get_server_info"),

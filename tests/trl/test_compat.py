@@ -9,7 +9,7 @@ import sys
 from dataclasses import fields
 from importlib import import_module
 from pkgutil import resolve_name
-from types import CodeType, FunctionType, SimpleNamespace
+from types import FunctionType, SimpleNamespace
 
 import pytest
 import trl
@@ -23,7 +23,9 @@ from tests.support.repository import ROOT
 from tests.tiny import saved_model, tiny_model
 from tests.trl_comparison import make_trainer
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer, compat
+from troll_trl.cli import check, train
 from troll_trl.compat import OPTIONS, PRIVATE, Attributes, Code, refuse_missing
+from troll_trl.trainers.engine_policy import EnginePolicy
 
 # Every name in the data, once for each of our classes that needs it
 NEEDED = [
@@ -35,17 +37,14 @@ NEEDED = [
 
 
 def without(code, name):
-    """`code`, in which `name` is now `renamed`: among constants, attributes and globals, also of inner functions."""
+    """`code`, in which `name` is now `renamed`: as a string, a keyword of a call, an attribute or a global."""
 
     def other(constant):
-        if isinstance(constant, CodeType):
-            return without(constant, name)
         if isinstance(constant, tuple):
             return tuple(other(item) for item in constant)
         return "renamed" if isinstance(constant, str) and constant == name else constant
 
-    names = tuple(other(item) for item in code.co_names)
-    return code.replace(co_consts=tuple(other(item) for item in code.co_consts), co_names=names)
+    return code.replace(co_consts=other(code.co_consts), co_names=other(code.co_names))
 
 
 def rename(monkeypatch, entry, name):
@@ -90,19 +89,40 @@ def test_any_one_name_that_is_gone_is_named(key, entry, name, monkeypatch):
     assert name in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("trainer", "config"), [(TrollGRPOTrainer, TrollGRPOConfig), (TrollRLOOTrainer, TrollRLOOConfig)]
-)
-def test_a_trainer_checks_the_entries_of_all_its_classes(trainer, config, tmp_path, monkeypatch):
-    keys = {cls.__name__ for cls in trainer.__mro__} & PRIVATE.keys()
-    assert keys == {"TrollTrainer", "GuardedTrainer", "CheckpointedTrainer"} | (
-        {"TrollGRPOTrainer", "TrustRegionGRPO"} if trainer is TrollGRPOTrainer else {"TrustRegionRLOO"}
-    )
-    for key in keys:
-        for kind in ((Attributes("gone"),), (Code("trl.RLOOTrainer._compute_loss", "gone"),)):
+TRAINERS = {
+    TrollGRPOTrainer: (TrollGRPOConfig, {"TrollGRPOTrainer", "TrustRegionGRPO"}),
+    TrollRLOOTrainer: (TrollRLOOConfig, {"TrustRegionRLOO"}),
+}
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_trainer_checks_the_entries_of_all_its_classes(trainer, tmp_path, monkeypatch):
+    config, own = TRAINERS[trainer]
+    for key in own | {"TrollTrainer", "GuardedTrainer", "CheckpointedTrainer"}:
+        for kind in (Attributes("gone"), Code("trl.RLOOTrainer._compute_loss", "gone")):
             with monkeypatch.context() as patch, pytest.raises(ImportError, match="gone"):
-                patch.setitem(PRIVATE, key, kind)
+                patch.setitem(PRIVATE, key, (*PRIVATE[key], kind))
                 make_trainer(trainer, config, tmp_path, tiny_model(), beta=0.0)
+
+
+def make_async_trainer():
+    module = pytest.importorskip("troll_trl.experimental.async_grpo", exc_type=ImportError)
+    module.AsyncTrollGRPOTrainer("model")
+
+
+OTHERS = {
+    "EnginePolicy": lambda: EnginePolicy(None, None, 1, None),
+    "AsyncTrollGRPOTrainer": make_async_trainer,
+    "check": check.print_versions,
+    "launch": lambda: train._launch(None, [], [], "troll grpo"),
+}
+
+
+@pytest.mark.parametrize("key", OTHERS)
+def test_what_is_no_such_trainer_checks_its_entries(key, monkeypatch):
+    monkeypatch.setitem(PRIVATE, key, (*PRIVATE[key], Code("trl.RLOOTrainer._compute_loss", "gone")))
+    with pytest.raises(ImportError, match="gone"):
+        OTHERS[key]()
 
 
 def test_an_argument_that_we_do_not_pass_is_named(monkeypatch):
@@ -214,3 +234,5 @@ def test_the_list_of_private_names_is_complete():
         for name in re.split(r"[. ]", field)
     }
     assert sorted(used - listed) == []
+    of_trainers = {cls.__name__ for trainer in TRAINERS for cls in trainer.__mro__}
+    assert PRIVATE.keys() - of_trainers == OTHERS.keys()

@@ -13,6 +13,7 @@ from accelerate.utils import is_peft_model
 from troll_trl.compat import check_class, check_instance
 from troll_trl.lm_head import SparseCausalLMOutput, add_sparse_lm_head
 from troll_trl.lm_head.families import refuse_unknown_logits
+from troll_trl.lm_head.head_check import check_head
 from troll_trl.resilience.rollout_check import checked_rollouts
 from troll_trl.trainers.adaptive_rate import AdaptiveLearningRate
 from troll_trl.trainers.columns import LOG_PROBS, SAMPLED_LOG_PROBS, TOKEN_IDS
@@ -23,7 +24,7 @@ from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.model_card import DPPO
 from troll_trl.trainers.rollout_sampling import SampledAsConfigured
 from troll_trl.trainers.sharding import keep_output_dtypes, reshard
-from troll_trl.trainers.start_checks import check_head, describe_run, fitting_support_size
+from troll_trl.trainers.start_checks import describe_run, fitting_support_size
 from troll_trl.trainers.vllm import check_vllm, explain_lost_server
 from troll_trl.trust_region.mask import HIGHEST_LOG_RATIO
 from troll_trl.trust_region.regions import TrustRegion, TrustRegionOutput, checked_output
