@@ -119,17 +119,14 @@ def _of_both(trainer: str, columns: str) -> tuple[Entry, ...]:
 
 
 _ASYNC = "trl.experimental.async_grpo"
-_HEAD = (
-    Call("trl.trainer.utils.maybe_gather_lm_head_ctx"),
-    Call(
-        "transformers.models.mixtral.modeling_mixtral.load_balancing_loss_func",
-        "gate_logits num_experts top_k attention_mask",
-    ),
-)
 # The keys are names of our classes, and of two parts of the command line
 PRIVATE: dict[str, tuple[Entry, ...]] = {
     "TrollTrainer": (
-        *_HEAD,
+        Call("trl.trainer.utils.maybe_gather_lm_head_ctx"),  # of the head, as the next one
+        Call(
+            "transformers.models.mixtral.modeling_mixtral.load_balancing_loss_func",
+            "gate_logits num_experts top_k attention_mask",
+        ),
         Attributes("_is_vlm _metrics _step epsilon_low epsilon_high num_iterations use_vllm"),
         Override("transformers.Trainer.create_accelerator_and_postprocess"),
         Override("trl.generation.vllm_client.VLLMClient", "connection_timeout"),
@@ -208,7 +205,7 @@ use_adaptive_entropy use_bias_correction_kl vespo_k_neg vespo_k_pos vespo_lambda
 vllm_importance_sampling_cap vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min
 vllm_importance_sampling_correction vllm_importance_sampling_mode
 """
-OPTIONS = {
+KNOWN_OPTIONS = {
     "GRPOConfig": {*_OF_BOTH_CONFIGS.split(), *_OF_GRPO.split()},
     "RLOOConfig": {*_OF_BOTH_CONFIGS.split(), "normalize_advantages", "reward_clip_range"},
 }
@@ -267,15 +264,15 @@ def check_instance(trainer: Any) -> None:
 
 
 def new_options(args: Any) -> list[str]:
-    """List the options of TRL's config, with their values, that `OPTIONS` lacks and that differ from their
+    """List the options of TRL's config, with their values, that `KNOWN_OPTIONS` lacks and that differ from their
     defaults."""
     inherited = {field.name for field in fields(TrainingArguments)}
     default = lambda field: field.default if field.default_factory is MISSING else field.default_factory()
     return [
         f"{field.name}={value!r}"
         for config in type(args).__mro__
-        if config.__name__ in OPTIONS
+        if config.__name__ in KNOWN_OPTIONS
         for field in fields(config)
-        if field.name not in OPTIONS[config.__name__] | inherited
+        if field.name not in KNOWN_OPTIONS[config.__name__] | inherited
         and (value := getattr(args, field.name)) != default(field)
     ]

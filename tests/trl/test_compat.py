@@ -24,7 +24,7 @@ from tests.tiny import saved_model, tiny_model
 from tests.trl_comparison import make_trainer
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer, compat
 from troll_trl.cli import check, train
-from troll_trl.compat import OPTIONS, PRIVATE, Attributes, Code, refuse_missing
+from troll_trl.compat import KNOWN_OPTIONS, PRIVATE, Attributes, Code, refuse_missing
 from troll_trl.trainers.engine_policy import EnginePolicy
 
 # Every name in the data, once for each of our classes that needs it
@@ -143,8 +143,8 @@ def test_a_new_option_is_named_unless_it_has_its_default(algorithm, tmp_path, mo
     ours = {"GRPO": (TrollGRPOTrainer, TrollGRPOConfig), "RLOO": (TrollRLOOTrainer, TrollRLOOConfig)}[algorithm]
     name = f"{algorithm}Config"
     model = saved_model(tmp_path / "model")
-    assert OPTIONS[name] >= {"beta", "reward_weights"}
-    monkeypatch.setitem(OPTIONS, name, OPTIONS[name] - {"beta", "reward_weights"})
+    assert KNOWN_OPTIONS[name] >= {"beta", "reward_weights"}
+    monkeypatch.setitem(KNOWN_OPTIONS, name, KNOWN_OPTIONS[name] - {"beta", "reward_weights"})
     with caplog.at_level("WARNING"):
         make_trainer(*ours, tmp_path, model, beta=0.5)
     assert caplog.text.count("does not know these options of TRL: beta=0.5. If") == 1 and "weights=" not in caplog.text
@@ -158,7 +158,7 @@ def test_the_options_are_those_of_the_tested_version():
     if not compat.untested("trl", "transformers"):
         for config in (trl.GRPOConfig, trl.RLOOConfig):
             names = {field.name for field in fields(config)} - {field.name for field in fields(TrainingArguments)}
-            assert OPTIONS[config.__name__] == names
+            assert KNOWN_OPTIONS[config.__name__] == names
 
 
 def test_a_version_that_was_not_tested_is_named(tmp_path, monkeypatch, caplog):

@@ -2,8 +2,8 @@
 
 In addition to the Trainer's files, a checkpoint has `options.json`, with which a resumed run is compared, and a file
 for each rank: counters and, between the updates of a rollout batch, the batch. A token of the batch takes 8·K + 4 bytes
-for the old policy's K kept tokens, and 24 to 32 bytes for ids, mask and log-probabilities. `checkpoint_folders.py` is
-how a folder becomes complete.
+for the old policy's K kept tokens, and 24 to 32 bytes for ids, mask and log-probabilities. `checkpoint_folders.py`
+decides which folders are complete.
 """
 
 import json
