@@ -1,4 +1,4 @@
-"""Dataclass fields that YAML files and flags fill, and helpers for their values."""
+"""What configs are made of: fields that YAML files and flags fill, pickles without a token, the user's own code."""
 
 import importlib
 import os

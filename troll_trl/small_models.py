@@ -1,5 +1,5 @@
-"""Makes small models for the quickstart and the study in `evidence/`: a tokenizer, random weights, and a supervised
-warm-up until the model solves some problems."""
+"""Makes small models for the quickstart, `troll check` and the studies in `evidence/`: a tokenizer, random weights, and
+a supervised warm-up until the model solves some problems."""
 
 import json
 import time

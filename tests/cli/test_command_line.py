@@ -15,8 +15,8 @@ from trl.scripts.rloo import RLOOScriptArguments
 
 from tests.support.limits import HANG
 from tests.support.training_args import parse_training_args
-from troll_trl import TrollGRPOConfig, __version__
-from troll_trl.cli import configs, environment, train
+from troll_trl import TrollGRPOConfig
+from troll_trl.cli import configs, train
 from troll_trl.cli.arguments import training_parser
 from troll_trl.cli.command_line import config_names, configs_folder, read_command, read_config
 from troll_trl.trainers.config import ClipGRPOConfig, ClipRLOOConfig
@@ -204,8 +204,3 @@ def test_flags_that_only_the_launcher_knows_go_to_it_and_all_others_to_the_run(s
     assert options.module and options.training_script == "troll_trl.cli.train"
     assert options.training_script_args == ["--algorithm", "grpo", "--config", "run.yaml", *run]
     assert started("--accelerate_config", "zero2").config_file.endswith("trl/accelerate_configs/zero2.yaml")
-
-
-def test_env_has_the_versions(capsys):
-    environment.main([])
-    assert f"troll_trl version: {__version__}" in capsys.readouterr().out

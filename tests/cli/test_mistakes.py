@@ -1,4 +1,4 @@
-"""A mistake that a library finds ends with its own line. The user's code, and a bug of ours, keep a traceback."""
+"""A mistake that is found before training ends with one line. The user's code, and a bug of ours, keep a traceback."""
 
 import sys
 
@@ -46,16 +46,6 @@ def refused(capsys, command, *words) -> str:
     said = capsys.readouterr().err
     assert stop.value.code == 2 and "Traceback" not in said
     return said.rpartition(" error: ")[2]
-
-
-@pytest.mark.parametrize("option", ["lr_scheduler_kwargs", "model_init_kwargs"])
-def test_an_unknown_key_of_a_mapping_is_named_with_its_option(option, run, capsys):
-    said = refused(capsys, run, f"--{option}", '{"num_cyles": 1}')
-    assert said.startswith(f"`{option}`: TypeError: ") and "'num_cyles'" in said
-
-
-def test_a_value_that_is_read_in_the_first_update_is_named(run, capsys):
-    assert "`top_k` has to be" in refused(capsys, run, "--top_k", "-5")
 
 
 def test_a_model_that_is_missing_or_incomplete_is_named(run, capsys, tmp_path):

@@ -157,7 +157,7 @@ def test_a_finished_run_without_checkpoints_is_not_replaced(workplace, train, ru
     """The guard looked for checkpoints alone: another seed or method trained over the model in silence."""
     train("--save_strategy", "no", "--max_steps", "1")
     before = contents(workplace / "out")
-    assert "fine-tuned version of model" in (workplace / "out" / "README.md").read_text()  # TRL's says None
+    assert (workplace / "out" / "README.md").is_file()
     for flags, expected in (
         (("--seed", "4"), "out holds a run (trainer_state.json)"),
         (("--method", "clip"), "out holds a run (trainer_state.json)"),

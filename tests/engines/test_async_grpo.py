@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-import trl
 from accelerate import Accelerator
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from trl.experimental.async_grpo.async_grpo_trainer import DataCollatorForRollout
@@ -22,12 +21,10 @@ from tests.references import reference_divergence, reference_project
 from tests.support.ranks import in_two_ranks
 from tests.tiny import saved_model
 from troll_trl import TrustRegion, TrustRegionOutput
+from troll_trl.compat import untested
 from troll_trl.experimental.async_grpo import AsyncTrollGRPOConfig
-from troll_trl.trainers.trl_compat import TESTED
 
-pytestmark = pytest.mark.skipif(
-    not trl.__version__.startswith(TESTED["trl"] + "."), reason="asynchronous training needs the tested TRL"
-)
+pytestmark = pytest.mark.skipif(bool(untested("trl")), reason="asynchronous training needs the tested TRL")
 WITHOUT_CLIP = {"epsilon": math.inf, "epsilon_high": math.inf}
 REGIONS = {
     "binary_tv": {"divergence_type": "binary_tv", "divergence_bound": 0.01},

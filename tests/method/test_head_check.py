@@ -8,10 +8,9 @@ import torch
 from tests.tiny import tiny_model
 from tests.trl_comparison import make_trainer
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
-from troll_trl.lm_head import add_sparse_lm_head
+from troll_trl.lm_head import add_sparse_lm_head, head_check
+from troll_trl.lm_head.head_check import check_head
 from troll_trl.lm_head.sparse_log_probs import SparseLogProbs
-from troll_trl.trainers import start_checks
-from troll_trl.trainers.start_checks import check_head
 
 CHANGES = {
     "scaled": lambda logits: 0.9 * logits,
@@ -77,7 +76,7 @@ def test_a_wrong_gradient_is_refused(wrong, monkeypatch):
     add_sparse_lm_head(model)
     scale = torch.ones(9)
     scale[0 if wrong == "sampled token" else slice(1, None)] = 0.8
-    module, name = (start_checks, "project") if wrong == "projection" else (SparseLogProbs, "backward")
+    module, name = (head_check, "project") if wrong == "projection" else (SparseLogProbs, "backward")
     original = getattr(module, name)
 
     def backward(ctx, log_probs, entropy):

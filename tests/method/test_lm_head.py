@@ -772,62 +772,6 @@ def test_sharded_by_fsdp2(tmp_path):
     assert result.stdout.count("sharded head agrees") == 2, result.stderr[-3000:]
 
 
-# -- Packed rows: labels that are shifted already, and positions that several samples share --------------------------
-
-
-def test_shifted_labels_give_what_labels_give():
-    model, batch = make_model("qwen3"), make_batch()
-    add_sparse_lm_head(model, TEMPERATURE)
-    shifted = torch.cat([batch["labels"][:, 1:], torch.full((3, 1), -100)], 1)
-    inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
-    selection = {"fused_lm_head": True, "support_size": 8, "tail_mass": 0.0}
-    expected = model(**inputs, labels=batch["labels"], **selection)
-    actual = model(**inputs, shift_labels=shifted, **selection)
-    assert actual.token_ids.shape == (3, 9, 8) and actual.log_probs.shape == (3, 9)
-    for name in ("log_probs", "entropy", "token_ids", "sparse_log_probs"):
-        assert torch.equal(getattr(actual, name)[:, :-1], getattr(expected, name)), name
-    assert (actual.token_ids[:, -1] == -1).all() and (actual.log_probs[:, -1] == 0).all()
-
-
-@pytest.mark.parametrize("name", ["qwen3", "gemma2_soft_capping", "phi_head_bias"])
-def test_a_shared_position_is_evaluated_on_the_support_of_each_sample(name):
-    """Value and gradient, repeats and any order included, against full logits."""
-    model = make_model(name)
-    generator = torch.Generator().manual_seed(2)
-    input_ids = torch.randint(3, 331, (1, 9), generator=generator)
-    shift_labels = torch.cat([input_ids[:, 1:], torch.full((1, 1), -100)], 1)
-    token_index = torch.tensor([5, 2, 2, 7, 2, 5])
-    others = torch.stack([torch.randperm(328, generator=generator)[:6] + 3 for _ in token_index])
-    labels = shift_labels[0, token_index, None]
-    token_ids = torch.cat([labels, others.masked_fill(others == labels, -1)], 1)
-    token_ids[3, -2:] = -1
-    upstream = torch.randn(6, 8, generator=generator)
-
-    log_probs = (model(input_ids=input_ids).logits[0].float() / TEMPERATURE).log_softmax(-1)[token_index]  # (M, V)
-    kept = log_probs.gather(1, token_ids.clamp(min=0)).masked_fill(token_ids < 0, -torch.inf)
-    in_rest = torch.ones_like(log_probs, dtype=torch.bool)
-    for row, ids in enumerate(token_ids):
-        in_rest[row, ids[ids >= 0]] = False
-    rest = log_probs.masked_fill(~in_rest, -torch.inf).logsumexp(1, keepdim=True)
-    expected = torch.cat([kept, rest], 1)
-    used = expected > -torch.inf
-    expected_gradients = gradients(model, (expected * upstream)[used].sum())
-
-    add_sparse_lm_head(model, TEMPERATURE)
-    call = {"input_ids": input_ids, "shift_labels": shift_labels, "token_index": token_index, "fused_lm_head": True}
-    output = model(**call, token_ids=token_ids[None])
-    assert output.sparse_log_probs.shape == (1, 6, 8) and output.log_probs.shape == output.entropy.shape == (1, 6)
-    torch.testing.assert_close(output.sparse_log_probs[0], expected, rtol=1e-4, atol=1e-5)
-    entropy = -(log_probs.exp() * log_probs).sum(-1)
-    torch.testing.assert_close(output.entropy[0], entropy, rtol=1e-4, atol=1e-5)
-    assert_close_gradients(gradients(model, (output.sparse_log_probs[0] * upstream)[used].sum()), expected_gradients)
-
-    with pytest.raises(ValueError, match="Slot 0 of `token_ids` must be the label"):
-        model(**call, token_ids=token_ids[None].roll(1, 1))
-    with pytest.raises(ValueError, match="`token_index` needs `shift_labels`"):
-        model(input_ids=input_ids, labels=input_ids, token_index=token_index, fused_lm_head=True, token_ids=token_ids)
-
-
 @pytest.mark.parametrize("scale", [-1.0, 0.0])
 def test_a_scale_that_is_not_positive_is_refused(scale):
     """The kernels take the largest product for the largest logit."""

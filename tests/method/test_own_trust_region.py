@@ -7,13 +7,11 @@ import sys
 
 import pytest
 import torch
-from accelerate import Accelerator
 
 from tests.tiny import certain_model
 from tests.trl_comparison import logged, make_trainer, weights
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer, TrustRegion
 from troll_trl import TrustRegionOutput as Output
-from troll_trl.trainers.metrics import TrollMetrics
 
 OWN_REGIONS = """
 from troll_trl import TrustRegion, TrustRegionOutput
@@ -128,18 +126,6 @@ def with_own(make, tmp_path, **options):
     return make_trainer(
         WithOwn, TrollGRPOConfig, tmp_path, **{"model": certain_model(), "learning_rate": 2e-2, **options}
     )
-
-
-@pytest.mark.parametrize(("old", "new"), [("ratios", "mean_metrics"), ("maxima", "max_metrics")])
-def test_former_names_of_the_metrics_are_refused(old, new):
-    """Ignored, they would lose the metrics in silence, also of a region that sets them when it is made."""
-
-    class Former(TrustRegion):
-        def __init__(self):
-            setattr(self, old, {})
-
-    with pytest.raises(TypeError, match=f"Former has `{old}`, which is `{new}` now"):
-        TrollMetrics(Accelerator(cpu=True), Former())
 
 
 @pytest.mark.parametrize(("make", "error", "named"), [

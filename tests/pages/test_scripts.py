@@ -107,7 +107,9 @@ def test_a_script_trains(name, folder, monkeypatch):
         return trainers[-1]
 
     monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", Engine)
-    monkeypatch.setattr("trl.generation.vllm_client.VLLMClient", lambda url, **options: Engine.vllm_client)
+    client = "trl.generation.vllm_client.VLLMClient"
+    monkeypatch.setattr(f"{client}.__init__", lambda self, base_url, connection_timeout: None)
+    monkeypatch.setattr(f"{client}.get_server_info", lambda self: Engine.vllm_client.get_server_info())
     monkeypatch.setattr(troll_trl, "TrollGRPOConfig", configure)
     monkeypatch.setattr(troll_trl, "TrollGRPOTrainer", start)
     path = (ROOT if "/" in name else folder) / f"{name}.py"

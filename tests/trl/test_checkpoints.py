@@ -20,7 +20,9 @@ from tests.support.repository import ROOT
 from tests.tiny import saved_model, tiny_model, tiny_prompts
 from tests.trl_comparison import assert_same_run, logged, make_trainer, weights
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
-from troll_trl.resilience.checkpoints import MARKER, SAVING, CheckpointError, newest_complete, why_incomplete
+from troll_trl.resilience.checkpoint_folders import MARKER, SAVING, newest_complete, why_incomplete
+from troll_trl.resilience.checkpoints import CheckpointError
+from troll_trl.resilience.resumed_options import compare_options, options_of
 
 FILE = "rollout-state-0-of-1.pt"
 OPTIONS = {"save_strategy": "steps", "save_steps": 1, "learning_rate": 2e-2, "max_steps": 5, "kl_bound": 0.01}
@@ -154,23 +156,29 @@ def test_trls_checkpoints_and_ours_resume_in_the_other_trainer(folder, tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("options", "consequence"),
+    ("options", "named"),
     [
-        ({"learning_rate": 1e-2}, "learning_rate (0.02, now 0.01). The checkpoint's values apply"),
-        ({"dataset": tiny_prompts(24)}, "training rows (32, now 24). The run continues with the data"),
-        ({"kl_bound": 0.4, "loss_type": "grpo"}, "kl_bound (0.01, now 0.4), loss_type (dapo, now grpo). They apply"),
-        ({"logging_steps": 2, "save_total_limit": 1}, ""),
+        ({"learning_rate": 1e-2}, ["learning_rate (0.02, now 0.01)"]),
+        ({"dataset": tiny_prompts(24)}, ["training rows (32, now 24)"]),
+        ({"kl_bound": 0.4, "loss_type": "grpo"}, ["kl_bound (0.01, now 0.4)", "loss_type (dapo, now grpo)"]),
     ],
 )
-def test_other_options_are_named_with_what_follows(options, consequence, folder, tmp_path, caplog):
+def test_other_options_are_named(options, named, folder, tmp_path, caplog):
     resumed = grpo(tmp_path, save_strategy="no", **options)
     stop_after(resumed, 4)
     with caplog.at_level("WARNING"):
         resumed.train(str(folder / "checkpoint-3"))
-    assert consequence in caplog.text
-    assert ("Resuming with other options" in caplog.text) == bool(consequence)
+    assert caplog.text.count("Resuming with other options") == 1
+    assert all(change in caplog.text for change in named)
     assert "a fresh one" not in caplog.text
     assert logged(resumed, "learning_rate")[3:] in ([2e-2], []), "the checkpoint's"
+
+
+def test_the_same_options_are_not_named(uninterrupted, folder, caplog):
+    now = options_of(uninterrupted)
+    for resume in (None, str(folder)):
+        assert compare_options({**now, "resume_from_checkpoint": resume}, folder / "checkpoint-3") == {}
+    assert caplog.text == "" and [*compare_options({**now, "seed": 1}, folder / "checkpoint-3")] == ["seed"]
 
 
 def test_a_model_that_is_the_checkpoint_moves_the_reference(tmp_path, caplog):
@@ -182,7 +190,7 @@ def test_a_model_that_is_the_checkpoint_moves_the_reference(tmp_path, caplog):
         resumed = grpo(tmp_path / "resumed", model=load(model), beta=0.1, max_steps=2, save_strategy="no")
         with caplog.at_level("WARNING"):
             resumed.train(checkpoint)
-        assert ("TRL loads the reference model" in caplog.text) == (model == checkpoint)
+        assert (f", now {checkpoint})" in caplog.text) == (model == checkpoint)
 
 
 def test_an_adapter_that_lacks_weights_is_refused(tmp_path):
@@ -218,7 +226,7 @@ def test_a_checkpoint_without_an_optimizer_is_named(tmp_path, caplog):
     caplog.clear()
     with caplog.at_level("WARNING"):
         grpo(tmp_path, max_steps=3).train("newest")
-    assert "optimizer" not in caplog.text
+    assert "lacks optimizer" not in caplog.text
 
 
 def test_no_token_is_saved(tmp_path):
@@ -388,8 +396,8 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     assert not (tmp_path / "checkpoint-3").exists()
 
 
-def test_a_full_disk_is_named_where_torch_does_not(tmp_path):
-    """Of an optimizer that did not fit, torch said "unexpected pos"."""
+def test_a_full_disk_ends_with_what_to_do(tmp_path):
+    """Of an optimizer that did not fit, torch only says "unexpected pos"."""
     trainer, limits = grpo(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
     save = trainer._save_optimizer_and_scheduler
 
@@ -399,7 +407,10 @@ def test_a_full_disk_is_named_where_torch_does_not(tmp_path):
 
     trainer._save_optimizer_and_scheduler = save_half
     try:
-        with pytest.raises(CheckpointError, match="checkpoint-1 was not saved: File too large"):
+        with pytest.raises(
+            CheckpointError,
+            match=r"checkpoint-1 was not saved: .*Make this folder writable, with room",
+        ):
             trainer.train()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -448,7 +459,9 @@ def test_a_complete_checkpoint_without_its_name_gets_it(folder):
 def test_a_checkpoint_is_uploaded_under_its_name(tmp_path, monkeypatch):
     """The upload goes on while the run does: a folder that is renamed meanwhile would be lost to it."""
     uploaded = []
-    monkeypatch.setattr(Trainer, "_push_from_checkpoint", lambda self, folder: uploaded.append(folder))
+    monkeypatch.setattr(
+        Trainer, "_push_from_checkpoint", lambda self, checkpoint_folder: uploaded.append(checkpoint_folder)
+    )
     trainer = grpo(tmp_path, max_steps=1)
     trainer.args.push_to_hub = True
     trainer.train()

@@ -1,5 +1,6 @@
 """Ratios, loss scales and masked numbers at the ends of float32; a TRL that changes; the buffered batch."""
 
+import functools
 import math
 
 import pytest
@@ -144,6 +145,7 @@ def test_what_masked_positions_hold_changes_nothing(kind, tmp_path):
 def test_a_trl_that_reads_the_advantages_before_it_scores_is_refused(tmp_path, monkeypatch):
     original = GRPOTrainer._compute_loss
 
+    @functools.wraps(original)
     def early(self, model, inputs):
         return original(self, model, {**inputs, "advantages": inputs["advantages"]})
 

@@ -1,13 +1,15 @@
-"""Check a new machine, model or TRL version: the kernels, the LM head, and the loss against TRL's."""
+"""Print the versions for a bug report, and check a new machine, model or TRL version: kernels, LM head and loss."""
 
 import io
 import math
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
+from importlib.metadata import version
 from typing import Any
 
-from troll_trl.cli.command_line import CommandParser, stop_if_expected
+from troll_trl import __version__
+from troll_trl.cli.command_line import CommandParser, stop
 
 # Largest difference of a weight after the compared runs, as a share of the largest movement
 _LOSS_TOLERANCE = 2e-3
@@ -15,7 +17,7 @@ _UPDATES = 4
 
 
 def main(argv: Sequence[str] | None = None, program: str = "troll check") -> None:
-    """Run the checks and print a line for each. End with code 1 if any fails."""
+    """Print versions, run the checks, and print a line for each. End with code 1 if any fails."""
     parser = CommandParser(prog=program, description=__doc__)
     parser.add_argument("--model", help="model whose LM head is checked: a folder or a hub name (default: a small one)")
     dtypes = ["auto", "bfloat16", "float16", "float32"]
@@ -23,15 +25,33 @@ def main(argv: Sequence[str] | None = None, program: str = "troll check") -> Non
     options = parser.parse_args(argv)
     try:
         model = load_model(options.model, options.dtype)
-    except Exception as error:
-        stop_if_expected(program, error, {})
-        raise
+    except (ValueError, OSError) as error:
+        stop(program, error)
+    print_versions()
     failed = False
     for name, check in (("kernels", check_kernels), ("head", lambda: check_model(model)), ("loss", check_loss)):
         ok, detail = check()
         failed |= not ok
         print(f"{name:<8} {'ok' if ok else 'FAILS'}  {detail}", flush=True)
     raise SystemExit(int(failed))
+
+
+def print_versions() -> None:
+    """Print the versions of the libraries, and what the LM head runs on."""
+    import torch
+
+    from troll_trl.compat import refuse_missing
+    from troll_trl.kernels.dispatch import TRITON_AVAILABLE, use_triton
+
+    refuse_missing(["check"])
+    from trl.scripts.env import print_env
+
+    print_env()
+    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    print(f"- troll_trl version: {__version__}")
+    print(f"- Triton version: {version('triton') if TRITON_AVAILABLE else 'not installed'}")
+    print(f"- LM head: {'Triton kernels' if use_triton(device) else 'torch'} on {device.type}")
+    print(f"- math-verify version: {version('math-verify')}\n")
 
 
 def check_kernels() -> tuple[bool, str]:
@@ -70,7 +90,7 @@ def check_model(model: Any) -> tuple[bool, str]:
     import torch
 
     from troll_trl.lm_head import add_sparse_lm_head
-    from troll_trl.trainers.start_checks import check_head
+    from troll_trl.lm_head.head_check import check_head
 
     model = model.to(torch.accelerator.current_accelerator() or "cpu")
     try:

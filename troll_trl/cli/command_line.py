@@ -11,7 +11,6 @@ import argparse
 import difflib
 import inspect
 import json
-import linecache
 import os
 import re
 import sys
@@ -19,7 +18,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from enum import Enum
 from pathlib import Path
-from traceback import walk_tb
 from types import UnionType
 from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
@@ -41,25 +39,6 @@ def stop(program: str, message: object, code: int = 2) -> NoReturn:
     """Exit with one message. If a machine runs several processes, only the first one prints it."""
     warn(f"{program}: error: {' '.join(str(message).split())}")
     raise SystemExit(code)
-
-
-def stop_if_expected(program: str, error: Exception, options: Mapping[str, Any]) -> None:
-    """Exit with the message of an error that a wrong option causes: a library's error, or one that this package raises
-    on purpose. Return if a traceback is useful: the user's own code has failed, or ours has a bug."""
-    frames = [*walk_tb(error.__traceback__)]
-    file, line = frames[-1][0].f_code.co_filename, frames[-1][1]
-    frames += walk_tb(getattr(error.__cause__, "__traceback__", None))
-    ours = f"{_PACKAGE}{os.sep}"
-    installed = (ours, str(Path(os.__file__).parent), "<")  # "<": code without a file
-    if not all((name := frame.f_code.co_filename).startswith(installed) or "-packages/" in name for frame, _ in frames):
-        return
-    named = isinstance(error, ValueError | OSError | ImportError)
-    if file.startswith(ours) and not named and not linecache.getline(file, line).lstrip().startswith("raise "):
-        return
-    message = str(error) if named else f"{type(error).__name__}: {error}"
-    unknown = re.search(r"unexpected keyword arguments?:? '?(\w+)", message, re.IGNORECASE)
-    within = [name for name, value in options.items() if unknown and isinstance(value, dict) and unknown[1] in value]
-    stop(program, f"`{within[0]}`: {message}" if within else message)
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

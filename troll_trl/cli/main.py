@@ -24,8 +24,11 @@ COMMANDS = {
         "main",
         "list the configs that come with the package, or copy one for editing",
     ),
-    "check": ("troll_trl.cli.check", "main", "compare kernels, LM head and loss with PyTorch's and TRL's"),
-    "env": ("troll_trl.cli.environment", "main", "print versions, devices and kernels, for a bug report"),
+    "check": (
+        "troll_trl.cli.check",
+        "main",
+        "print versions, for a bug report, and compare kernels, LM head and loss with PyTorch's and TRL's",
+    ),
 }
 
 

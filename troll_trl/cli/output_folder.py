@@ -11,7 +11,7 @@ from trl import GRPOConfig, GRPOTrainer, ModelConfig, RLOOConfig, RLOOTrainer
 from troll_trl.cli.arguments import TrollScriptArguments
 from troll_trl.cli.command_line import read_config
 from troll_trl.evaluation.whole_files import write_text
-from troll_trl.resilience.checkpoints import SAVING, checkpoints, why_incomplete, why_unreadable
+from troll_trl.resilience.checkpoint_folders import SAVING, checkpoints, why_incomplete, why_unreadable
 from troll_trl.resilience.resumed_options import check_weights, warn_of_a_fresh_optimizer
 from troll_trl.trainers.troll_trainer import TrollTrainer
 

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from troll_trl.cli.command_line import CommandParser, configs_folder, name_of, read_command, stop, stop_if_expected
+from troll_trl.cli.command_line import CommandParser, configs_folder, name_of, read_command, stop
 
 
 def main(argv: Sequence[str] | None = None, program: str = "train.py") -> None:
@@ -56,10 +56,9 @@ def _train_or_stop(options: dict[str, Any], program: str) -> None:
             stop(program, error, code=2 if prepared is None else 1)
         except KeyboardInterrupt:
             stop(program, "interrupted. `--resume` continues from the newest checkpoint, if there is one.", code=130)
-        except Exception as error:
-            of_an_option = isinstance(error, ValueError | TypeError | ImportError)  # some are read in the first update
-            if prepared is None or (of_an_option and prepared[0].state.global_step == 0):
-                stop_if_expected(program, error, options)
+        except (ValueError, OSError, ImportError) as error:
+            if prepared is None:  # a wrong option, or a file that is missing
+                stop(program, error)
             raise
 
 
@@ -165,6 +164,9 @@ def _launch(parser: CommandParser, flags: list[str], run: list[str], program: st
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from trl.cli.accelerate_config import resolve_accelerate_config_argument
 
+    from troll_trl.compat import refuse_missing
+
+    refuse_missing(["launch"])
     script = "troll_trl.cli.train"
     options = parser.parse_args([*flags, "--module", script])
     if options.training_script != script:

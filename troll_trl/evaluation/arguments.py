@@ -1,4 +1,4 @@
-"""The arguments of an evaluation, a dataclass that `HfArgumentParser` parses from a YAML file or flags."""
+"""The arguments of an evaluation, a dataclass that the command line fills from YAML files and flags."""
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path

@@ -9,12 +9,13 @@ from typing import NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor, Partial
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from transformers.utils import ModelOutput, TransformersKwargs
 from trl.trainer.utils import maybe_gather_lm_head_ctx
 
 from troll_trl.kernels.tiles import LogitTransform
+from troll_trl.lm_head.families import check_parts, logit_transform, name_experts
 from troll_trl.lm_head.sparse_log_probs import SparseLogProbs
 from troll_trl.lm_head.support_selection import select_support
 from troll_trl.trust_region.sparse import UNUSED, check_range, check_support_options, nothing_kept
@@ -24,36 +25,6 @@ IGNORED_LABEL = -100
 # Processors also add these for models that do not read them, such as Gemma 3
 _TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")
 
-# With these options of RecurrentGemma, xLSTM and Inkling, a model changes its logits, or omits some of them. Neither
-# this head nor TRL's does this
-UNSUPPORTED_LOGIT_OPTIONS = (
-    "logits_soft_cap",
-    "output_logit_soft_cap",
-    "logit_softcap",
-    "logits_mup_width_multiplier",
-    "unpadded_vocab_size",
-)
-UNSUPPORTED_TYPES = ("mpt", "chameleon")  # MPT ignores its config's scale; Chameleon masks image tokens
-# These families have layers between backbone and head, which both heads would skip
-_LAYERS_BEFORE_THE_HEAD = (
-    "bert",
-    "big_bird",
-    "camembert",
-    "data2vec-text",
-    "electra",
-    "ernie",
-    "megatron-bert",
-    "modernbert-decoder",
-    "rembert",
-    "roberta",
-    "roberta-prelayernorm",
-    "roc_bert",
-    "roformer",
-    "xlm-roberta",
-    "xlm-roberta-xl",
-    "xmod",
-)
-
 
 @dataclass
 class SparseCausalLMOutput(ModelOutput):
@@ -61,9 +32,6 @@ class SparseCausalLMOutput(ModelOutput):
     Output of a model to which [`add_sparse_lm_head`] has added a sparse LM head. Position `i` is the distribution of
     token `i + 1`. If the label is `-100`, nothing is computed: `log_probs` and `entropy` are 0, every slot is unused
     and the rest has all the mass.
-
-    Labels that have already been shifted give `T` positions instead of `T - 1`; with a `token_index` of M numbers the
-    shapes begin with `(1, M)`.
 
     Args:
         log_probs (`torch.Tensor` of shape `(B, T - 1)`, float32):
@@ -95,10 +63,6 @@ def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm
       gradient. `ids` is `(B, T - 1, K)`, or shorter and aligned to the end, with the label in slot 0 of every position
       whose label is not `-100`, and no token twice.
 
-    For packed rows, pass `shift_labels` `(B, T)` in place of `labels`: position `i` predicts `shift_labels[:, i]`.
-    `token_index` `(M,)` then names positions of the flattened batch, in any order, repeats included. The model is
-    evaluated there on supports `(1, M, K)`: samples that share a position each have a support of their own.
-
     Both return a [`SparseCausalLMOutput`]. The head is streamed in tiles: no `(tokens, vocabulary)` tensor exists,
     forward or backward, and positions whose label is `-100` are not computed. Logit scaling and soft-capping, a head
     bias, tied embeddings, sharded heads (FSDP2, ZeRO-3) and the MoE auxiliary loss are as in TRL's
@@ -126,19 +90,16 @@ def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm
         raise ValueError(f"`temperature` must be positive, got {temperature}.")
     original_forward = model.forward
     transform = logit_transform(model.config.get_text_config(), temperature)
-    _name_experts(model.config.get_text_config())
-    _check_parts(model)
+    name_experts(model.config.get_text_config())
+    check_parts(model)
     known = {*inspect.signature(type(model).forward).parameters, *TransformersKwargs.__annotations__, *_TOKEN_TYPES}
 
     # Keep the original signature: `generate` validates its model kwargs against it
     @functools.wraps(type(model).forward)
-    def forward(
-        self, *args, support_size=None, tail_mass=None, token_ids=None, token_index=None, check_finite=True, **kwargs
-    ):
+    def forward(self, *args, support_size=None, tail_mass=None, token_ids=None, check_finite=True, **kwargs):
         if support_size is None and tail_mass is None and token_ids is None:
             return original_forward(*args, **kwargs)
-        labels, shift_labels = kwargs.pop("labels", None), kwargs.pop("shift_labels", None)
-        query = _Query(labels, shift_labels, token_index, token_ids, support_size, tail_mass)
+        query = _Query(kwargs.pop("labels", None), token_ids, support_size, tail_mass)
         _check_query(query, kwargs.pop("fused_lm_head", False))
         if unknown := [name for name, value in kwargs.items() if value is not None and name not in known]:
             raise TypeError(  # most backbones take any keyword, and ignore it
@@ -153,86 +114,11 @@ def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm
     model.forward = types.MethodType(forward, model)
 
 
-def refuse_unknown_logits(config: PretrainedConfig) -> None:
-    """Raise the `ValueError` of [`logit_transform`] if the head would be wrong for a model with this text `config`."""
-    logit_transform(config, temperature=1.0)
-
-
-def logit_transform(config: PretrainedConfig, temperature: float) -> LogitTransform:
-    """Return what an architecture does between the head's product and the softmax, read from its text `config`. Raises
-    a `ValueError` for an architecture for which the head would be wrong."""
-    unread = [
-        f"`{name}` = {value}"
-        for name in UNSUPPORTED_LOGIT_OPTIONS
-        if (value := getattr(config, name, None)) is not None
-    ]
-    if unread or config.model_type in UNSUPPORTED_TYPES:
-        how = f" through {', '.join(unread)}" if unread else ""
-        raise ValueError(
-            f"A {config.model_type} model changes its logits{how}, which neither the LM head of troll_trl nor "
-            "TRL's does. All log-probabilities would be wrong. Train another model."
-        )
-    if config.model_type in _LAYERS_BEFORE_THE_HEAD:
-        raise ValueError(
-            f"A {config.model_type} model has layers between its backbone and its LM head, which neither the head of "
-            "troll_trl nor TRL's runs. All log-probabilities would be wrong. Train another model."
-        )
-    # The names of Cohere, Muse Glimmer and Falcon-H1
-    names = ("logit_scale", "output_multiplier", "lm_head_multiplier")
-    scale = next((getattr(config, name) for name in names if getattr(config, name, None) is not None), None)
-    scaling = getattr(config, "logits_scaling", None)
-    if scale is None and scaling is not None:  # HyperCLOVA X multiplies by it, Granite and MiniCPM3 divide
-        scale = scaling if config.model_type == "hyperclovax" else 1 / scaling
-    scale = 1.0 if scale is None else scale
-    if not scale > 0:  # the largest logit is the largest product only under a positive factor
-        raise ValueError(f"The {config.model_type} model scales its logits by {scale}. The scale must be positive.")
-    softcap = getattr(config, "final_logit_softcapping", None)
-    return LogitTransform(scale, softcap, temperature)
-
-
-def _name_experts(config: PretrainedConfig) -> None:
-    """Give a mixture-of-experts config the attribute `num_experts`, which TRL's head reads, too: Granite-MoE, Granite 4
-    and Phi-MoE call it `num_local_experts`. Raises a `ValueError` if the config lacks the numbers for the
-    load-balancing loss, as in families without such a loss."""
-    if not getattr(config, "output_router_logits", False):
-        return
-    cls = type(config)
-    if not hasattr(config, "num_experts") and "num_local_experts" in vars(config):
-        cls.attribute_map = {**cls.attribute_map, "num_experts": "num_local_experts"}  # as Mixtral does
-    for needed in ("num_experts", "num_experts_per_tok"):
-        if not hasattr(config, needed):
-            raise ValueError(
-                f"`output_router_logits` is set, but the config of a {config.model_type} model has no `{needed}`, from "
-                "which the load-balancing loss is computed. Leave `output_router_logits` out of the model's config."
-            )
-
-
-def _check_parts(model: PreTrainedModel) -> None:
-    """Raise a `ValueError` for a model whose backbone cannot be found, or whose head has more than weight and bias."""
-    if getattr(model, "base_model", None) is model:  # Llama 4's text model, Mllama's
-        raise ValueError(
-            f"A {type(model).__name__} names no backbone: its `base_model` is the model itself. Neither the LM head of "
-            "troll_trl nor TRL's finds its hidden states. Train another model, or the vision-language model around it."
-        )
-    head = model.get_output_embeddings()
-    if head is None:
-        raise ValueError(f"A {type(model).__name__} names no LM head: its `get_output_embeddings()` is None.")
-    more = [name for name, _ in head.named_parameters(recurse=False) if name not in ("weight", "bias")]
-    if more:  # Dory scales each logit; the weights of a quantised head have scales
-        raise ValueError(
-            f"The LM head of the {type(model).__name__}, a {type(head).__name__}, has `{'`, `'.join(more)}` besides a "
-            "weight and a bias. Neither the head of troll_trl nor TRL's reads it. All log-probabilities would be "
-            "wrong. Train another model."
-        )
-
-
 class _Query(NamedTuple):
-    """What a call asks for: the positions of one kind of labels, and a support to evaluate or to select."""
+    """What a call asks for: the labels' positions, and a support to evaluate or to select."""
 
-    labels: torch.Tensor | None  # (B, T)
-    shift_labels: torch.Tensor | None  # (B, T)
-    token_index: torch.Tensor | None  # (M,)
-    token_ids: torch.Tensor | None  # (B, T' ≤ T − 1, K), (B, T' ≤ T, K) or (1, M, K)
+    labels: torch.Tensor  # (B, T)
+    token_ids: torch.Tensor | None  # (B, T' ≤ T − 1, K)
     support_size: int | None
     tail_mass: float | None
 
@@ -241,13 +127,8 @@ def _check_query(query: _Query, fused_lm_head: bool) -> None:
     """Raise a `ValueError` for a call whose arguments contradict each other."""
     if query.support_size is None and query.tail_mass is not None:
         raise ValueError("`tail_mass` needs `support_size`: it has an effect only if a support is selected.")
-    if (query.labels is None) == (query.shift_labels is None) or not fused_lm_head:
-        raise ValueError(
-            "`support_size` and `token_ids` need `labels` and `fused_lm_head=True` (or `shift_labels` in place of "
-            "`labels`)."
-        )
-    if query.token_index is not None and query.shift_labels is None:
-        raise ValueError("`token_index` needs `shift_labels`, whose positions it names.")
+    if query.labels is None or not fused_lm_head:
+        raise ValueError("`support_size` and `token_ids` need `labels` and `fused_lm_head=True`.")
     if query.support_size is not None and query.token_ids is not None:
         raise ValueError("Pass either `support_size`, to select a support, or `token_ids`, to evaluate one.")
 
@@ -257,26 +138,15 @@ class _Targets(NamedTuple):
 
     positions: torch.Tensor  # (N,), indices of the hidden states in the flattened batch B·T
     sampled_ids: torch.Tensor  # (N,), the labels
-    outputs: torch.Tensor  # (N,), index of each position in the flattened output
-    shape: torch.Size  # the output's: (B, T − 1), (B, T) with shifted labels, (1, M) with a `token_index`
+    outputs: torch.Tensor  # (N,), index of each position in the flattened output B·(T − 1)
 
 
-def _targets(query: _Query) -> _Targets:
-    labels, shift_labels, token_index = query[:3]
-    if labels is not None:
-        shift_labels = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL)
-    assert shift_labels is not None  # one of the two is given
-    shape = shift_labels.shape
-    flat = shift_labels.flatten()
-    if token_index is not None:
-        outputs = torch.arange(len(token_index), device=token_index.device)
-        return _Targets(token_index, flat.index_select(0, token_index), outputs, torch.Size((1, len(token_index))))
+def _targets(labels: torch.Tensor) -> _Targets:
+    shifted = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL).flatten()  # (B·T,)
     # One `nonzero` for all tensors: each boolean index would wait for the device
-    positions = outputs = (flat != IGNORED_LABEL).nonzero().squeeze(1)
-    if labels is not None:  # the output has one position fewer per row than the hidden states
-        outputs = positions - positions // shape[1]
-        shape = torch.Size((shape[0], shape[1] - 1))
-    return _Targets(positions, flat.index_select(0, positions), outputs, shape)
+    positions = (shifted != IGNORED_LABEL).nonzero().squeeze(1)
+    # The output has one position fewer per row than the hidden states
+    return _Targets(positions, shifted.index_select(0, positions), positions - positions // labels.shape[1])
 
 
 def _sparse_forward(
@@ -308,12 +178,11 @@ def _head(
     model, hidden: torch.Tensor, query: _Query, transform: LogitTransform, cast_lm_head_to_fp32: bool
 ) -> SparseCausalLMOutput:
     """The output for hidden states `(B, T, H)`."""
-    targets = _targets(query)
     lm_head = model.get_output_embeddings()
     weight, bias = lm_head.weight, lm_head.bias
     # If the model is split across devices, the backbone can end on a different device from the head
-    positions, sampled_ids, outputs = (x.to(weight.device) for x in targets[:3])  # (N,)
-    shape = targets.shape
+    positions, sampled_ids, outputs = (x.to(weight.device) for x in _targets(query.labels))  # (N,)
+    shape = torch.Size((len(query.labels), query.labels.shape[1] - 1))
     token_ids = query.token_ids
     support_size = query.support_size
     hidden = hidden.to(weight.device).flatten(0, 1).index_select(0, positions)  # (N, H)

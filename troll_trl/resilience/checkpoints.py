@@ -1,19 +1,16 @@
 """CheckpointedTrainer: checkpoints that are complete or absent, exact resuming, and SIGTERM as "save, then stop".
 
-The Trainer writes a checkpoint into the folder `_saving`. The folder is then flushed, marked with `complete.json`
-(every file and its size) and renamed. In addition to the Trainer's files, a checkpoint has `options.json`, with which a
-resumed run is compared, and a file for each rank: counters and, between the updates of a rollout batch, the batch. A
-token of the batch takes 8·K + 4 bytes for the old policy's K kept tokens, and 24 to 32 bytes for ids, mask and
-log-probabilities.
+In addition to the Trainer's files, a checkpoint has `options.json`, with which a resumed run is compared, and a file
+for each rank: counters and, between the updates of a rollout batch, the batch. A token of the batch takes 8·K + 4 bytes
+for the old policy's K kept tokens, and 24 to 32 bytes for ids, mask and log-probabilities. `checkpoint_folders.py`
+decides which folders are complete.
 """
 
 import json
 import math
-import os
 import shutil
 import signal
 import threading
-import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,12 +18,20 @@ import torch
 from accelerate import Accelerator
 from accelerate.logging import get_logger
 from accelerate.utils import broadcast_object_list
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from transformers import TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 from transformers.trainer_utils import SaveStrategy, has_length, rotate_checkpoints
 
+from troll_trl.resilience.checkpoint_folders import (
+    CHECKPOINT,
+    SAVING,
+    check_given,
+    checkpoints,
+    newest_complete,
+    publish,
+)
 from troll_trl.resilience.resumed_options import (
     BATCH_OPTIONS,
     OPTIONS,
@@ -42,11 +47,6 @@ else:
     _Trainer = object
 
 logger = get_logger(__name__)
-
-CHECKPOINT = "checkpoint-"  # prefix of transformers' folders, before the step
-# A checkpoint is written into this folder of the output folder, where neither transformers nor an upload looks
-SAVING = "_saving"
-MARKER = "complete.json"
 
 
 class CheckpointError(OSError):
@@ -84,11 +84,6 @@ class CheckpointedTrainer(_Trainer):
         self._options: dict[str, Any] = {}  # the content of `options.json`
         self._other_metric = ""  # if another metric chose the best checkpoint: the change, in words
         self._other_batch = False  # whether the checkpoint's rollout batch depends on options that differ
-        if isinstance(self.eval_dataset, dict) and (self.args.metric_for_best_model or "").endswith("reward"):
-            logger.warning(
-                f"There are {len(self.eval_dataset)} evaluation sets. TRL logs the reward of each as `eval_reward`, so "
-                f"the last one, {list(self.eval_dataset)[-1]}, chooses the best checkpoint."
-            )
 
     # -- Resume -----------------------------------------------------------------------------------------------------
 
@@ -121,7 +116,7 @@ class CheckpointedTrainer(_Trainer):
         if not resume:
             return None
         if resume not in (True, "newest"):
-            _check_given(Path(str(resume)))
+            check_given(Path(str(resume)))
             return str(resume)
         folder = Path(self.args.output_dir)
         found = [newest_complete(folder)] if self.accelerator.is_main_process else [None]  # for all ranks
@@ -290,13 +285,10 @@ class CheckpointedTrainer(_Trainer):
             accelerator.wait_for_everyone()
             if accelerator.is_main_process:
                 publish(aside, destination)
-        except Exception as error:
-            reason = error if isinstance(error, OSError) else _why_not_written(aside)
-            if reason is None:
-                raise
+        except (OSError, RuntimeError, SafetensorError) as error:  # torch raises a RuntimeError if the disk is full
             raise CheckpointError(
-                f"{destination.name} was not saved: {reason.strerror or reason} ({aside}). Make this folder writable, "
-                "with room for a checkpoint, and resume from an earlier one."
+                f"{destination.name} was not saved: {error} ({aside}). Make this folder writable, with room for a "
+                "checkpoint, and resume from an earlier one."
             ) from error
         finally:
             self._is_saving = False
@@ -366,119 +358,3 @@ class StopSignal(TrainerCallback):
 def _read(file: Path) -> dict[str, Any] | None:
     """Read the state of a rank; `None` if there is no such file."""
     return torch.load(file, map_location="cpu", weights_only=True) if file.exists() else None
-
-
-# -- Folders ----------------------------------------------------------------------------------------------------------
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """List the folders that are named as checkpoints, complete or not, in the order of their steps."""
-    step = lambda path: path.name.removeprefix(CHECKPOINT)
-    named = [path for path in folder.glob(f"{CHECKPOINT}*") if path.is_dir() and step(path).isdecimal()]
-    return sorted(named, key=lambda path: int(step(path)))
-
-
-def newest_complete(output_dir: Path) -> tuple[Path | None, list[str]]:
-    """Find the newest complete checkpoint of a run, and the reason why each newer folder was skipped. Rename a folder
-    that was complete but not yet renamed."""
-    skipped = []
-    for folder in checkpoints(output_dir / SAVING):
-        reason = why_incomplete(folder)
-        if reason is None:
-            _move(folder, output_dir / folder.name)
-        else:
-            skipped.append(f"{SAVING}/{folder.name} ({reason})")
-    for folder in reversed(checkpoints(output_dir)):
-        reason = why_incomplete(folder)
-        if reason is None:
-            return folder, skipped
-        skipped.append(f"{folder.name} ({reason})")
-    return None, skipped
-
-
-def why_incomplete(folder: Path) -> str | None:
-    """Return why a checkpoint folder is not complete, or `None` if it is. Checks its marker and the structure of its
-    files."""
-    try:
-        files = json.loads((folder / MARKER).read_text(encoding="utf-8"))["files"]
-    except FileNotFoundError:
-        return f"it has no {MARKER}: it was cut off, or another program wrote it"
-    except (ValueError, KeyError, TypeError):
-        return f"its {MARKER} cannot be read"
-    if TRAINER_STATE_NAME not in files:
-        return f"its {MARKER} does not list {TRAINER_STATE_NAME}: its files were removed while it was saved"
-    for name, size in files.items():
-        path = folder / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != size:
-            return f"{name} has {path.stat().st_size:,} bytes instead of {size:,}"
-    return why_unreadable(folder)
-
-
-def why_unreadable(folder: Path) -> str | None:
-    """Name a file of a checkpoint whose structure does not match its suffix, if there is one. Reads no weights."""
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        try:
-            if path.suffix == ".safetensors":
-                with safe_open(path, "pt"):
-                    pass
-            elif path.suffix == ".json":
-                json.loads(path.read_text(encoding="utf-8"))
-            elif path.suffix in (".pt", ".pth", ".bin") and not zipfile.is_zipfile(path):  # as torch saves them
-                raise ValueError
-        except (SafetensorError, ValueError):
-            return f"{path.relative_to(folder)} cannot be read"
-    return None
-
-
-def _check_given(folder: Path) -> None:
-    """Refuse a checkpoint that is known to be incomplete, and warn about one that may be."""
-    if (reason := why_incomplete(folder)) is None:
-        return
-    damage = reason if (folder / MARKER).exists() or not folder.is_dir() else why_unreadable(folder)
-    if damage:
-        raise ValueError(f"The checkpoint {folder} is damaged or missing: {damage}. Name another one.")
-    logger.warning(f"Resuming from {folder}, which may be incomplete: {reason}.")
-
-
-def publish(folder: Path, destination: Path) -> None:
-    """
-    Mark a checkpoint in `_saving` as complete, and move it to its place on the same file system, over an older one.
-
-    Every file is on disk before the marker, and the marker before the rename. If the process dies in between,
-    [`newest_complete`] handles what is left.
-    """
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MARKER]
-    files = {str(path.relative_to(folder)): path.stat().st_size for path in paths}
-    for path in paths:
-        _sync(path)
-    (folder / MARKER).write_text(json.dumps({"files": files}, indent=1), encoding="utf-8")
-    _sync(folder / MARKER)
-    _move(folder, destination)
-
-
-def _why_not_written(folder: Path) -> OSError | None:
-    """Append to the file that was written last, to get the system's reason: torch says "unexpected pos" on a full
-    disk."""
-    try:
-        newest = max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_mtime_ns)
-        with newest.open("ab") as file:
-            file.write(bytes(2**20))
-    except ValueError:  # there is no file
-        return None
-    except OSError as error:
-        return error
-    return None
-
-
-def _move(folder: Path, destination: Path) -> None:
-    # Remove an older checkpoint of the same step only now, because the new one is complete
-    shutil.rmtree(destination, ignore_errors=True)
-    os.rename(folder, destination)
-    shutil.rmtree(destination.parent / SAVING, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())

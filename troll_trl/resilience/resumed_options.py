@@ -37,74 +37,6 @@ BATCH_OPTIONS = (
     "tail_mass",
     "reference model",
 )
-# What follows if these options differ from the checkpoint's
-_CONSEQUENCES = {
-    "An unfinished rollout batch cannot be continued with them.": BATCH_OPTIONS,
-    "The checkpoint's values apply: the optimizer's state has them. To train with the new ones, start a new run from "
-    "the checkpoint's weights.": ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
-    "The new schedule applies from the checkpoint's step on, with the checkpoint's learning rate.": (
-        "lr_scheduler_type",
-        "lr_scheduler_kwargs",
-        "warmup_steps",
-        "max_steps",
-        "num_train_epochs",
-    ),
-    "The run continues with the data at another position or in another order: other prompts follow.": (
-        "seed",
-        "data_seed",
-        "shuffle_dataset",
-        "per_device_train_batch_size",
-        "gradient_accumulation_steps",
-        "steps_per_generation",
-        "num_generations",
-        "num_iterations",
-        "training rows",
-        "processes",
-    ),
-    "TRL loads the reference model from the new `model`, so `beta` keeps the policy near other weights.": ("model",),
-}
-# Prefixes of options for where and how a run is logged, evaluated, saved or distributed. The warning names all others
-_SILENT = (
-    "output_dir",
-    "log",
-    "report_to",
-    "run_name",
-    "project",
-    "trackio",
-    "disable_tqdm",
-    "num_completions_to_print",
-    "eval",
-    "per_device_eval",
-    "num_generations_eval",
-    "prediction_",
-    "include_",
-    "batch_eval",
-    "do_",
-    "debug",
-    "save_",
-    "push_",
-    "hub_",
-    "resume_",
-    "load_best",
-    "metric_for_best",
-    "greater_is",
-    "enable_jit",
-    "max_skipped",
-    "dataloader_",
-    "ddp_",
-    "fsdp",
-    "deepspeed",
-    "local_rank",
-    "use_cpu",
-    "skip_memory",
-    "generation_batch_size",
-    "vllm_server",
-    "vllm_group_port",
-    "vllm_gpu",
-    "torch_empty_cache",
-    "ignore_data_skip",
-    "restore_callback",
-)
 
 
 def options_of(trainer: Any) -> dict[str, Any]:
@@ -133,15 +65,14 @@ def compare_options(now: dict[str, Any], checkpoint: Path) -> dict[str, str]:
         then["model"] = "another"
     pairs = {name: (then.get(name, value), value) for name, value in now.items()}
     changed = {name: f"{name} ({before}, now {value})" for name, (before, value) in pairs.items() if before != value}
+    changed.pop("resume_from_checkpoint", None)
     if not now["reference model"]:
         changed.pop("model", None)
-    others = set(changed)
-    for consequence, names in _CONSEQUENCES.items():
-        others -= {*names}
-        if shown := [changed[name] for name in names if name in changed]:
-            logger.warning(f"Resuming with other options: {', '.join(shown)}. {consequence}")
-    if shown := [changed[name] for name in sorted(others) if not name.startswith(_SILENT)]:
-        logger.warning(f"Resuming with other options: {', '.join(shown)}. They apply from here on.")
+    if changed:
+        logger.warning(
+            f"Resuming with other options: {', '.join(changed.values())}. The checkpoint's learning rate, weight "
+            "decay, betas and epsilon stay. The others apply from here on: docs/reliability.md names the consequences."
+        )
     return changed
 
 

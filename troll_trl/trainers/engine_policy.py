@@ -22,6 +22,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.logging import get_logger
 
+from troll_trl.compat import refuse_missing
 from troll_trl.kernels.support import mass_rule
 from troll_trl.trainers.columns import LOG_PROBS, SAMPLED_LOG_PROBS, TOKEN_IDS
 from troll_trl.trainers.vllm import check_server, server_url
@@ -50,6 +51,7 @@ class EnginePolicy:
     """
 
     def __init__(self, accelerator: Accelerator, generation: Any, support: Support | None, args: Any):
+        refuse_missing(["EnginePolicy"])
         self.size = 1 if support is None else support.size  # K
         if args.vllm_mode == "server" and accelerator.is_main_process:
             check_server(generation.vllm_client.get_server_info(), server_url(args), self.size)

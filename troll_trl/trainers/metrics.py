@@ -20,10 +20,6 @@ class TrollMetrics:
 
     def __init__(self, accelerator: Accelerator, trust_region: TrustRegion):
         self.accelerator = accelerator
-        for old, new in (("ratios", "mean_metrics"), ("maxima", "max_metrics")):
-            if hasattr(trust_region, old):  # its metrics would be missing from every log line
-                name = type(trust_region).__name__
-                raise TypeError(f"`trust_region`: {name} has `{old}`, which is `{new}` now. Rename it.")
         self._means = dict(trust_region.mean_metrics)
         self._largest = dict(trust_region.max_metrics)
         names = dict.fromkeys(name for pair in self._means.values() for name in pair)

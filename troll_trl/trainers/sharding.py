@@ -36,7 +36,7 @@ def reshard(model: torch.nn.Module) -> None:
 
 
 class ReshardInEvaluation(TrainerCallback):
-    """Calls [`reshard`] after every batch of an evaluation, for TRL's own trainers."""
+    """Calls [`reshard`] after every batch of an evaluation."""
 
     def on_prediction_step(self, args, state, control, model=None, **kwargs):
         reshard(model)

@@ -10,8 +10,10 @@ import torch
 from accelerate.logging import get_logger
 from accelerate.utils import is_peft_model
 
+from troll_trl.compat import check_class, check_instance
 from troll_trl.lm_head import add_sparse_lm_head
-from troll_trl.lm_head.patch import refuse_unknown_logits
+from troll_trl.lm_head.families import refuse_unknown_logits
+from troll_trl.lm_head.head_check import check_head
 from troll_trl.resilience.rollout_check import checked_rollouts
 from troll_trl.trainers.adaptive_rate import AdaptiveLearningRate
 from troll_trl.trainers.columns import LOG_PROBS, SAMPLED_LOG_PROBS, TOKEN_IDS
@@ -23,8 +25,7 @@ from troll_trl.trainers.model_card import DPPO
 from troll_trl.trainers.rollout_sampling import SampledAsConfigured
 from troll_trl.trainers.scored_model import SparseModel, with_positions
 from troll_trl.trainers.sharding import keep_output_dtypes, reshard
-from troll_trl.trainers.start_checks import check_head, describe_run
-from troll_trl.trainers.trl_compat import check_trl
+from troll_trl.trainers.start_checks import describe_run
 from troll_trl.trainers.vllm import check_vllm, explain_lost_server
 from troll_trl.trust_region.regions import TrustRegion
 from troll_trl.trust_region.sparse import Support, trimmed
@@ -78,7 +79,7 @@ class TrollTrainer(SampledAsConfigured):
     # -- Construction -----------------------------------------------------------------------------------------------
 
     def __init__(self, model, reward_funcs=None, args=None, *others, **kwargs):
-        check_trl(type(self))
+        check_class(type(self))
         if type(self)._compute_loss.__module__.startswith("trl."):  # `_compute_loss = GRPOTrainer._compute_loss`
             raise TypeError(
                 f"{type(self).__name__}._compute_loss is TRL's own, which would train without a trust region and "
@@ -90,6 +91,7 @@ class TrollTrainer(SampledAsConfigured):
         if args.uses_mask:
             self._name, self._paper = "DPPO", DPPO  # for the model card
         super().__init__(model, reward_funcs, args, *others, **kwargs)
+        check_instance(self)
         if self.rollout_func is not None:
             corrects = bool(args.use_vllm and args.vllm_importance_sampling_correction)
             self.rollout_func = checked_rollouts(self.rollout_func, corrects)

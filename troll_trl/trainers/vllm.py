@@ -1,4 +1,4 @@
-"""Checks of vLLM's sampling options, and messages for a missing or lost server."""
+"""vLLM: which sampling options are refused, the wait for its server, and messages for a lost one."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -8,15 +8,15 @@ Asynchronous GRPO with a trust region around the engine's distribution. To use i
 
 import trl
 
-from troll_trl.trainers.trl_compat import TESTED
+from troll_trl.compat import TESTED, install
 
 try:  # TRL 1.18 has moved its trainer, and has none of the submodules
     from troll_trl.experimental.async_grpo.config import AsyncTrollGRPOConfig
     from troll_trl.experimental.async_grpo.trainer import AsyncTrollGRPOTrainer
 except ImportError as error:
     raise ImportError(
-        f"Asynchronous training works with trl {TESTED['trl']} only, and an import from trl {trl.__version__} failed: "
-        f"{error}. Install 'trl=={TESTED['trl']}.*', or the extra [async]."
+        f"Asynchronous training works with trl {TESTED['trl'][-1]} only, and an import from trl {trl.__version__} "
+        f"failed: {error}. {install('trl')}, or the extra [async]."
     ) from error
 
 __all__ = ["AsyncTrollGRPOConfig", "AsyncTrollGRPOTrainer"]

@@ -8,12 +8,12 @@ import trl
 from trl.experimental.async_grpo import AsyncGRPOTrainer
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker
 
+from troll_trl.compat import TESTED, check_class, check_instance, install, untested
 from troll_trl.experimental.async_grpo.config import AsyncTrollGRPOConfig
 from troll_trl.trainers.engine_policy import NO_LOG_PROB
 from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.model_card import DPPO, TROLL
 from troll_trl.trainers.sharding import keep_output_dtypes
-from troll_trl.trainers.trl_compat import TESTED
 from troll_trl.trainers.vllm import check_server
 from troll_trl.trust_region import HIGHEST_LOG_RATIO
 from troll_trl.trust_region.regions import TrustRegionOutput, checked_output
@@ -42,17 +42,19 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
     _paper = TROLL
 
     def __init__(self, model: str, reward_funcs=None, args: AsyncTrollGRPOConfig | None = None, *others, **kwargs):
-        if not trl.__version__.startswith(f"{TESTED['trl']}."):
+        if untested("trl"):
             raise ImportError(
-                f"Asynchronous training is experimental in TRL, and was tested with trl {TESTED['trl']}. Version "
-                f"{trl.__version__} may average or clip differently. Install 'trl=={TESTED['trl']}.*'."
+                f"Asynchronous training is experimental in TRL, and was tested with trl {TESTED['trl'][-1]}. Version "
+                f"{trl.__version__} may average or clip differently. {install('trl')}."
             )
+        check_class(type(self))
         if args is None:
             args = AsyncTrollGRPOConfig(f"{model.split('/')[-1]}-{self._name}")
         if not isinstance(args, AsyncTrollGRPOConfig):
             raise TypeError(f"`args` must be an AsyncTrollGRPOConfig, got {type(args).__name__}.")
         self.trust_region = args.region
         super().__init__(model, reward_funcs, args, *others, **kwargs)
+        check_instance(self)
         self.epsilon_low = self.epsilon_high = math.inf  # the trust region replaces the clip
         if args.uses_mask:
             self._name = "AsyncDPPO"
