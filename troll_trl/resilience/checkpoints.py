@@ -305,6 +305,7 @@ class CheckpointedTrainer(_Trainer):
         if self.args.should_save:
             best = state.best_model_checkpoint
             limit = self.args.save_total_limit
+            _date_last(destination)
             rotate_checkpoints(str(destination.parent), limit, best, use_mtime=True)
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(destination))
@@ -476,6 +477,14 @@ def _move(folder: Path, destination: Path) -> None:
     shutil.rmtree(destination, ignore_errors=True)
     os.rename(folder, destination)
     shutil.rmtree(destination.parent / SAVING, ignore_errors=True)
+
+
+def _date_last(folder: Path) -> None:
+    """Date a checkpoint two seconds after the others, or later. transformers deletes the oldest by date, but a clock may
+    have been set back, and a copied folder has any date. If all dates are within a second, it goes by the steps."""
+    others = [path.stat().st_mtime for path in folder.parent.glob(f"{CHECKPOINT}*") if path != folder]
+    date = max([folder.stat().st_mtime, *(other + 2 for other in others)])
+    os.utime(folder, (date, date))
 
 
 def _sync(path: Path) -> None:
