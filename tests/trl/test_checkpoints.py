@@ -230,8 +230,8 @@ def test_no_token_is_saved(tmp_path):
 @pytest.mark.parametrize(("last", "resumed", "kept"), [(4, 4, {6, 8}), (8, 2, {4, 8})])
 @pytest.mark.parametrize("ahead", [0, 3600])
 def test_the_newest_checkpoints_are_kept_whatever_the_clock(last, resumed, kept, ahead, tmp_path):
-    """Older ones with dates in the future (a clock set back, a copied folder) were kept in place of the new ones. By the
-    steps alone, a run that resumes from 2 would lose its new 4 to the 6 and 8 of an earlier run."""
+    """Older ones with dates in the future (a clock set back, a copied folder) were kept in place of the new ones. By
+    the steps alone, a run that resumes from 2 would lose its new 4 to the 6 and 8 of an earlier run."""
     options = {"save_steps": 2, "steps_per_generation": 1, "max_completion_length": 2}
     grpo(tmp_path, max_steps=last, **options).train()
     now = time.time() + ahead

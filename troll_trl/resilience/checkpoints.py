@@ -480,8 +480,8 @@ def _move(folder: Path, destination: Path) -> None:
 
 
 def _date_last(folder: Path) -> None:
-    """Date a checkpoint two seconds after the others, or later. transformers deletes the oldest by date, but a clock may
-    have been set back, and a copied folder has any date. If all dates are within a second, it goes by the steps."""
+    """Date a checkpoint at least two seconds after the others. transformers deletes the oldest by date, but a clock may
+    have been set back, or a folder copied. If all dates are within a second, it goes by the steps."""
     others = [path.stat().st_mtime for path in folder.parent.glob(f"{CHECKPOINT}*") if path != folder]
     date = max([folder.stat().st_mtime, *(other + 2 for other in others)])
     os.utime(folder, (date, date))

@@ -9,7 +9,7 @@ import torch
 from accelerate.logging import get_logger
 from transformers import GenerationConfig
 
-from troll_trl.trainers.model_card import NamesLocalModel
+from troll_trl.trainers.mended_trl import MendedTRL
 
 logger = get_logger(__name__)
 
@@ -18,7 +18,7 @@ _SPECIAL_TOKENS = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pa
 _FILTERS = ("top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "no_repeat_ngram_size", "suppress_tokens")
 
 
-class SampledAsConfigured(NamesLocalModel):
+class SampledAsConfigured(MendedTRL):
     """
     Mixin for a TRL trainer whose rollouts take only the special tokens from the model's `generation_config.json`.
 

@@ -14,15 +14,15 @@ TESTED = {"trl": "1.16", "transformers": "5.23", "accelerate": "1.15"}
 # Methods that are overridden or called, by class
 _OF_BOTH = ("_get_per_token_logps_and_entropies", "_generate_and_score_completions", "_generate", "_compute_loss")
 PRIVATE = {
-    GRPOTrainer: (*_OF_BOTH, "get_off_policy_mask"),
-    RLOOTrainer: _OF_BOTH,
+    GRPOTrainer: (*_OF_BOTH, "_calculate_rewards", "get_off_policy_mask"),
+    RLOOTrainer: (*_OF_BOTH, "_calculate_rewards"),
     Trainer: ("_save_checkpoint", "_get_output_dir", "_push_from_checkpoint", "_run_epoch"),
 }
 
 # These are not attributes of a class, so `check_trl` cannot check them:
-# - Attributes of an instance: `_is_vlm`, `_metrics`, `_step`, `_buffered_inputs`, `_last_world_entropy` and
-#   `_entropy_window_stats` of TRL's trainers, `_tr_loss` and `_globalstep_last_logged` of the Trainer, `_is_overflow`
-#   of accelerate's optimizer.
+# - Attributes of an instance: `_is_vlm`, `_tokenizer`, `_metrics`, `_step`, `_buffered_inputs`, `_last_loaded_step`,
+#   `_last_world_entropy` and `_entropy_window_stats` of TRL's trainers, `_tr_loss` and `_globalstep_last_logged` of the
+#   Trainer, `_is_overflow` of accelerate's optimizer.
 # - Attributes of `VLLMGeneration`: `generate`, `generation_kwargs`, `llm`, `logprobs`, `mode`, `vllm_client`. The first
 #   four results of `generate` are ids of prompts and completions, log-probabilities and their ids.
 # - The first results of `_generate`: ids of prompts and completions and, in GRPO, tool mask, texts and
