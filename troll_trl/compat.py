@@ -110,7 +110,8 @@ def _of_both(trainer: str, columns: str) -> tuple[Entry, ...]:
         Override(f"{trainer}._generate_and_score_completions"),
         Override(f"{trainer}._get_per_token_logps_and_entropies", "model input_ids attention_mask logits_to_keep"),
         Call(f"{trainer}._compute_loss", "model inputs"),
-        Code(f"{trainer}.__init__", "vllm_generation generation_config"),
+        Override(f"{trainer}._calculate_rewards"),
+        Code(f"{trainer}.__init__", "vllm_generation generation_config _last_loaded_step"),
         Code(f"{trainer}._generate_and_score_completions", columns),
         Code(f"{trainer}._compute_loss", columns),
         # The contract of the LM head
@@ -145,6 +146,7 @@ PRIVATE: dict[str, tuple[Entry, ...]] = {
         Code("trl.generation.vllm_generation.VLLMGeneration.__init__", "mode logprobs generation_kwargs"),
         Code("trl.generation.vllm_generation.VLLMGeneration._init_vllm", "llm vllm_client"),
     ),
+    "MendedTRL": (Attributes("_tokenizer num_generations num_generations_eval reward_weights is_fsdp_enabled"),),
     "GuardedTrainer": (
         Attributes("reward_funcs reward_func_names"),
         Code("accelerate.optimizer.AcceleratedOptimizer.step", "_is_overflow scaler"),

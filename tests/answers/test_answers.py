@@ -50,6 +50,10 @@ EXTRACTED = [
     (r"\boxed{1} \quad \text{and} \quad \boxed{2}", "{1}, {2}"),
     (r"$x=\boxed{1}$ or $x=\boxed{2}$", "{1}, {2}"),
     (r"\boxed{1} or, in other words, \boxed{2}", "{1}, {2}"),
+    (r"\boxed{5} \to \boxed{7}", "7"),
+    (r"$\boxed{5}$ \quad\Longrightarrow\quad $\boxed{7}$", "7"),
+    (r"\boxed{5} => \boxed{6} → \boxed{7}", "7"),
+    (r"\boxed{5} \top \boxed{7}", "{5}, {7}"),
     # A box that only shows where the answer goes
     (r"\boxed{5}. I used \boxed{} as \boxed{\text{your answer}} and \boxed{\dots}", "5"),
     (r"The answer is 5. \boxed{}", "5"),
@@ -59,6 +63,8 @@ EXTRACTED = [
     (r"\boxed{1}</think> a template opened the thought \boxed{2}", "2"),
     (r"[THINK]\boxed{3}[/THINK]\boxed{4}", "4"),
     (r"<|channel|>analysis<|message|>\boxed{3}<|channel|>final<|message|>\boxed{4}", "4"),
+    (r"<|channel>thought \boxed{3}<channel|>\boxed{4}", "4"),
+    (r"<|channel|>finally<|message|>\boxed{3}", None),
     # Without a box
     ("<answer>3</answer> or <answer>\n5\n</answer>", "5"),
     ("<answer>The answer is 5.</answer>", "5"),

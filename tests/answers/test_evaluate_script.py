@@ -2,22 +2,27 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import GenerationConfig, PreTrainedTokenizerFast
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
 from tests.support.limits import HANG
 from tests.support.logged import logged
 from tests.support.repository import ROOT
+from tests.support.thoughts import OPENED, THOUGHTS, thinking_tokenizer
 from tests.tiny import tiny_model
 from troll_trl.cli.evaluate import main
 from troll_trl.evaluation import EvaluationArguments, evaluate, generation
@@ -273,6 +278,81 @@ def test_a_thought_that_the_prompt_opens_and_nobody_closes_is_no_answer(workplac
         evaluate(arguments(enable_thinking=None, output="other"))
     samples = read_samples(Path("out/samples.jsonl"))
     assert all(one["completion"].startswith("<think>\n") and one["answer"] is None for one in samples)
+
+
+class Spoken:
+    """In place of both engines' models: completes the prompt of problem n with the nth of `texts`."""
+
+    device, generation_config = "cpu", None
+
+    def __init__(self, tokenizer, texts):
+        self.tokenizer, self.prompts = tokenizer, []
+        self.answers = [tokenizer(text).input_ids for text in texts]
+
+    def answer(self, prompt):
+        self.prompts.append(prompt)
+        return self.answers[int(self.tokenizer.decode(prompt).partition("number ")[2].split()[0])]
+
+    def to(self, device):
+        return self
+
+    eval = lambda self: self
+
+    def generate(self, prompts=None, params=None, input_ids=None, attention_mask=None, **_):
+        if prompts is None:  # transformers
+            masks = attention_mask.bool()
+            answers = [self.answer(row[mask].tolist()) for row, mask in zip(input_ids, masks, strict=True)]
+            end = self.tokenizer.eos_token_id
+            longest = max(map(len, answers))
+            padded = [answer + [end] * (longest + 1 - len(answer)) for answer in answers]
+            return torch.cat([input_ids, torch.tensor(padded)], 1)
+        answers = [SimpleNamespace(token_ids=self.answer(p["prompt_token_ids"]), finish_reason="stop") for p in prompts]
+        return [SimpleNamespace(outputs=[answer]) for answer in answers]
+
+
+@pytest.fixture
+def spoken(workplace, monkeypatch):
+    """Evaluate a tokenizer whose model says `texts`; the prompts and the rewards."""
+
+    def evaluate_texts(tokenizer, texts, backend):
+        Path("model/chat_template.jinja").unlink(missing_ok=True)
+        tokenizer.save_pretrained("model")
+        model = Spoken(AutoTokenizer.from_pretrained("model"), texts)
+        monkeypatch.setattr(generation, "load_model", lambda *_: model)
+        vllm = ModuleType("vllm")
+        vllm.LLM, vllm.SamplingParams, vllm.__spec__ = lambda **_: model, dict, ModuleSpec("vllm", None)
+        monkeypatch.setitem(sys.modules, "vllm", vllm)
+        rows = [{"question": f"number {n} of {len(texts)}", "answer": "4"} for n in range(len(texts))]
+        Path("one.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        options = {"max_new_tokens": 1, "enable_thinking": None, "output": backend, "instruction": ""}
+        evaluate(arguments(benchmarks=["one=one.jsonl"], n=1, backend=backend, **options))
+        samples = read_samples(Path(backend, "samples.jsonl"))
+        return model.prompts, {texts[int(one["problem"].split()[1])]: one["reward"] for one in samples}
+
+    return evaluate_texts
+
+
+@pytest.mark.parametrize(("opens", "cases"), [("", THOUGHTS), ("<think>", OPENED)])
+@pytest.mark.parametrize("backend", ["transformers", "vllm"])
+def test_thoughts_in_special_tokens_are_read(backend, opens, cases, spoken):
+    """Without the tags, answers in thoughts were right, and those after a thought that the template opens were none."""
+    _, rewards = spoken(thinking_tokenizer(opens=opens), [text for text, _ in cases], backend)
+    assert rewards == dict(cases)
+
+
+@pytest.mark.parametrize("backend", ["transformers", "vllm"])
+def test_no_prompt_ends_in_the_token_that_ends_a_text(backend, spoken):
+    """A base model's tokenizer with `add_eos_token` told the model that the text was over."""
+    tokenizer = thinking_tokenizer()
+    tokenizer.chat_template = None
+    end = (tokenizer.eos_token, tokenizer.eos_token_id)
+    add_eos = TemplateProcessing(single=f"$A {end[0]}", special_tokens=[end])
+    texts = ["Answer: 4", "Answer: 5"]
+    expected, _ = spoken(tokenizer, texts, backend)
+    tokenizer.backend_tokenizer.post_processor = add_eos
+    assert tokenizer("a").input_ids[-1] == end[1]
+    shutil.rmtree(backend)
+    assert spoken(tokenizer, texts, backend)[0] == expected
 
 
 # -- What is refused --------------------------------------------------------------------------------------------------

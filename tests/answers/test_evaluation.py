@@ -229,7 +229,8 @@ def test_a_difference_without_an_interval_is_noted(tmp_path, capsys):
     compare(none, some)
     assert "rule of three" not in capsys.readouterr().out
     score(Path(all_) / SAMPLES, tmp_path / "out", max_problems=6)
-    assert "with 6 problems the truth may still be 50.0 points away" in capsys.readouterr().out
+    note = "with 6 problems the truth may still be 50.0 points away"
+    assert note in capsys.readouterr().out and note in (tmp_path / "out" / "table.md").read_text()
 
 
 def test_every_cut_of_a_file_leaves_whole_samples(tmp_path):

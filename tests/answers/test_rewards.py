@@ -2,13 +2,16 @@
 
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
+from datasets import Dataset
+from trl import GRPOConfig, RLOOConfig
 
-from tests.tiny import tiny_tokenizer
-from troll_trl.cli.make_trainer import restore_thought_tag
-from troll_trl.rewards import answer_format_reward, math_accuracy_reward
+from tests.support.thoughts import OPENED, THOUGHTS, thinking_tokenizer
+from tests.tiny import tiny_model
+from tests.trl_comparison import OURS, make_trainer
+from troll_trl.cli.make_trainer import TRAINERS, restore_thought_tag
+from troll_trl.rewards import answer_format_reward, extract_answer, math_accuracy_reward
 from troll_trl.rewards.answers import MAX_ANSWER_CHARACTERS, opened_thought
 from troll_trl.rewards.verifier import DECIDERS
 
@@ -38,20 +41,42 @@ def test_a_thought_that_the_prompt_opens():
     assert {prompt: opened_thought(prompt) for prompt in ("", *opened)} == {"": "", **opened}
 
 
-@pytest.mark.parametrize(("thinks", "rewards"), [(True, [0.0]), (False, [1.0])])
-def test_a_training_tells_the_reward_of_the_thought_that_its_template_opens(thinks, rewards):
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = "{{ messages[0]['content'] }} <think>{{ '' if thinks else '</think>' }}"
-    trainer = SimpleNamespace(
-        processing_class=tokenizer,
-        train_dataset=[{"prompt": [{"role": "user", "content": "2+3?"}]}],
-        args=SimpleNamespace(chat_template_kwargs={"thinks": thinks}),
-        reward_funcs=[answer_format_reward, math_accuracy_reward],
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize(("opens", "cases"), [("", THOUGHTS), ("<think>", OPENED)])
+@pytest.mark.parametrize("kind", TRAINERS)
+def test_a_training_reads_the_tags_of_thoughts(kind, opens, cases, special, tmp_path):
+    """As special tokens, TRL leaves them out of completions: answers in thoughts were paid, and others were not. A tag
+    of the template was put back for TRL's clip alone, since the guard wraps the rewards of our trainers."""
+    tokenizer = thinking_tokenizer(special, opens)
+    texts = [text for text, _ in cases for _ in range(4)]
+    rows = [{"prompt": [{"role": "user", "content": "2+2?"}], "solution": "4"}] * len(texts)
+    config = getattr(TRAINERS[kind], "_config_class", {"grpo": GRPOConfig, "rloo": RLOOConfig}[kind[0]])
+    trainer = make_trainer(
+        *(TRAINERS[kind], config, tmp_path, tiny_model(vocab_size=len(tokenizer))),
+        reward=[math_accuracy_reward, answer_format_reward],
+        **{"tokenizer": tokenizer, "dataset": Dataset.from_list(rows), "beta": 0.0},
+        **{"per_device_train_batch_size": len(texts), "steps_per_generation": 1},
     )
     restore_thought_tag(trainer)
-    other, accuracy = trainer.reward_funcs
-    assert other is answer_format_reward
-    assert accuracy(completions=[r"Perhaps \boxed{5}"], solution=["5"], prompts=[""]) == rewards
+    ids = [tokenizer(text).input_ids for text in texts]
+    trainer._generate_single_turn = lambda *_: (ids, None) if kind[0] == "grpo" else ids
+    trainer._generate_and_score_completions(rows)
+    logged = {name: dict(zip(texts, rewards, strict=True)) for name, rewards in trainer._logs["rewards"].items()}
+    assert logged["math_accuracy_reward"] == dict(cases)
+    assert logged["answer_format_reward"] == {text: extract_answer(opens + text) is not None for text in texts}
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
+def test_thoughts_that_trl_parses_are_left_to_it(algorithm, tmp_path):
+    """Only its GRPO does."""
+    tokenizer = thinking_tokenizer()
+    tokenizer.response_template = {"fields": {"content": {"content": "text"}}}
+    rows = Dataset.from_list([{"prompt": [{"role": "user", "content": "2+2?"}], "solution": "4"}] * 8)
+    options = {"tokenizer": tokenizer, "dataset": rows, "reward": math_accuracy_reward, "beta": 0.0}
+    trainer = make_trainer(*OURS[algorithm], tmp_path, tiny_model(vocab_size=len(tokenizer)), **options)
+    before = trainer.reward_funcs
+    restore_thought_tag(trainer)
+    assert (trainer.reward_funcs == before) == (algorithm == "grpo")
 
 
 def test_a_gold_answer_in_any_wrapping():

@@ -48,6 +48,7 @@ OWN = {
     "penalty": {"trust_region": "penalty", "divergence_type": "topk_kl", "kl_bound": 1e-4},
     "adaptive": {"adaptive_learning_rate": True, "learning_rate": 5e-2},
     "engine": {"old_policy": "engine", "use_vllm": True, "vllm_mode": "server"},
+    "equal": {"loss_type": "dapo"},
 }
 # As the configs for FSDP2 train, with a head of its own; before every generation the weights are read as for vLLM
 AS_SHIPPED = {
@@ -119,6 +120,12 @@ def rollout(prompts, trainer):
     return {"prompt_ids": prompt_ids, "completion_ids": ids, "logprobs": numbers, "env_mask": mask}
 
 
+def equal_for_some(prompts, completion_ids, **_) -> list[float]:
+    """Equal rewards for prompts of three words: of every rollout batch, other groups on each of two ranks."""
+    rewards = token_reward(completion_ids)
+    return [0.35 if len(prompt.split()) == 3 else own for prompt, own in zip(prompts, rewards, strict=True)]
+
+
 def shipped_model():
     return tiny_model(tie_word_embeddings=False, num_hidden_layers=3)
 
@@ -170,7 +177,8 @@ def make(case: str, out: Path):
         args.distributed_state.wait_for_everyone()
     if case != "rloo":
         extra["rollout_func"] = rollout
-    trainer = trainer_class(model, token_reward, args, tiny_prompts(), processing_class=tiny_tokenizer(), **extra)
+    reward = equal_for_some if case == "equal" else token_reward
+    trainer = trainer_class(model, reward, args, tiny_prompts(), processing_class=tiny_tokenizer(), **extra)
     trainer.masked_rank, trainer.shipped, trainer.synced = case == "masked_rank", shipped, Counter()
     if case == "rloo":
         trainer._generate_single_turn = lambda prompt_ids, *others: stored(trainer, prompt_ids)

@@ -7,6 +7,7 @@ import resource
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -232,6 +233,22 @@ def test_a_checkpoint_without_an_optimizer_is_named(tmp_path, caplog):
 def test_no_token_is_saved(tmp_path):
     grpo(tmp_path, hub_token="hf_secret", max_steps=1).train()
     assert "hf_secret" not in (tmp_path / "checkpoint-1" / "options.json").read_text()
+
+
+@pytest.mark.parametrize(("last", "resumed", "kept"), [(4, 4, {6, 8}), (8, 2, {4, 8})])
+@pytest.mark.parametrize("ahead", [0, 3600])
+def test_the_newest_checkpoints_are_kept_whatever_the_clock(last, resumed, kept, ahead, tmp_path):
+    """Older ones with dates in the future (a clock set back, a copied folder) were kept in place of the new ones. By
+    the steps alone, a run that resumes from 2 would lose its new 4 to the 6 and 8 of an earlier run."""
+    options = {"save_steps": 2, "steps_per_generation": 1, "max_completion_length": 2}
+    grpo(tmp_path, max_steps=last, **options).train()
+    now = time.time() + ahead
+    for step in range(2, last + 1, 2):
+        os.utime(tmp_path / f"checkpoint-{step}", (now + step / 100, now + step / 100))
+    run = grpo(tmp_path, max_steps=8, save_total_limit=2, **options)
+    stop_after(run, 8 if last == 4 else 4)
+    run.train(str(tmp_path / f"checkpoint-{resumed}"))
+    assert {path.name for path in tmp_path.glob("checkpoint-*")} == {f"checkpoint-{step}" for step in kept}
 
 
 # -- The best checkpoint ----------------------------------------------------------------------------------------------

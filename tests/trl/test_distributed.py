@@ -19,7 +19,7 @@ from tests.support.stored_rollouts import CASES, OWN, SHIPPED, StaleEngine, main
 from tests.tiny import tiny_model
 from troll_trl.trainers import troll_trainer
 
-QUICK = ["dapo", "rloo", "masked_rank", "mask", "engine", "adaptive"]
+QUICK = ["dapo", "rloo", "masked_rank", "mask", "engine", "adaptive", "equal"]
 TIMINGS = ("step_time", "runtime", "per_second")
 COMPARED = {"loss", "grad_norm", "reward", "num_tokens", "learning_rate"}
 COMPARED |= {f"troll/{acts}_fraction" for acts in ("projected", "masked", "penalized")}

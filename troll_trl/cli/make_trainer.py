@@ -1,6 +1,8 @@
 """Makes a trainer from arguments: refuses a user's mistakes, then loads rewards and data."""
 
-from functools import partial
+import inspect
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from datasets import Dataset
@@ -12,8 +14,8 @@ from troll_trl.cli.arguments import TrollScriptArguments
 from troll_trl.cli.reward_functions import check_signature, load_reward_function
 from troll_trl.cli.training_data import load_datasets
 from troll_trl.evaluation.model_facts import adapter_settings, check_model
-from troll_trl.rewards import math_accuracy_reward
-from troll_trl.rewards.answers import opened_thought
+from troll_trl.rewards import answer_format_reward, math_accuracy_reward
+from troll_trl.rewards.answers import opened_thought, thought_decoder
 from troll_trl.trainers.clip import ClipGRPOTrainer, ClipRLOOTrainer
 
 # The keys are `algorithm` and `method`
@@ -83,18 +85,30 @@ def make_trainer(
 
 
 def restore_thought_tag(trainer: GRPOTrainer | RLOOTrainer) -> None:
-    """Tell `math_accuracy` about a thought that the chat template opens. The reward function gets completions without
-    their prompts, and would otherwise reward a box in a thought that is cut off."""
-    tokenizer: Any = trainer.processing_class
-    parses_thoughts = any(getattr(tokenizer, name, None) for name in ("response_template", "response_schema"))
-    if math_accuracy_reward not in trainer.reward_funcs or tokenizer.chat_template is None or parses_thoughts:
+    """Let our rewards read the tags of thoughts that TRL's completions lack: a tag that the prompt ends with, and tags
+    that are special tokens. Without them, an answer in a thought that is cut off would be rewarded."""
+    ours = (math_accuracy_reward, answer_format_reward)
+    wrapped = [inspect.unwrap(reward) in ours for reward in trainer.reward_funcs]  # the guard wraps them, too
+    if not any(wrapped):
         return
-    prompt = tokenizer.apply_chat_template(
-        next(iter(trainer.train_dataset))["prompt"],
-        tokenize=False,
-        add_generation_prompt=True,
-        **(trainer.args.chat_template_kwargs or {}),
-    )
-    if tag := opened_thought(prompt):
-        told = partial(math_accuracy_reward, opened_by_prompt=tag)
-        trainer.reward_funcs = [told if reward is math_accuracy_reward else reward for reward in trainer.reward_funcs]
+    tokenizer: Any = trainer._tokenizer
+    prompt = next(iter(trainer.train_dataset))["prompt"]
+    if not isinstance(prompt, str):
+        parses_thoughts = any(getattr(tokenizer, name, None) for name in ("response_template", "response_schema"))
+        if parses_thoughts and isinstance(trainer, GRPOTrainer):  # RLOO parses nothing
+            return
+        options = trainer.args.chat_template_kwargs or {}
+        chat: Any = trainer.processing_class
+        prompt = chat.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True, **options)
+    tag, decode = opened_thought(prompt), thought_decoder(tokenizer)
+
+    def with_thoughts(reward: Callable) -> Callable:
+        @wraps(reward)
+        def read(completions, completion_ids, **kwargs):
+            texts = [tag + decode(ids) for ids in completion_ids]
+            return reward(completions=texts, completion_ids=completion_ids, **kwargs)
+
+        return read
+
+    rewards = zip(trainer.reward_funcs, wrapped, strict=True)
+    trainer.reward_funcs = [with_thoughts(reward) if is_ours else reward for reward, is_ours in rewards]

@@ -20,7 +20,7 @@ from troll_trl.evaluation.model_facts import adapter_settings, base_of, check_mo
 from troll_trl.evaluation.problems import Problem, load_problems
 from troll_trl.evaluation.samples import SAMPLES, Sample, append, begin, key_of, read_finished, read_samples, replace
 from troll_trl.evaluation.scoring import score
-from troll_trl.rewards.answers import opened_thought
+from troll_trl.rewards.answers import opened_thought, thought_decoder
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 class Completion(NamedTuple):
     """A completion of a prompt."""
 
-    text: str  # without special tokens
+    text: str  # without special tokens, except for the tags of thoughts
     tokens: int  # the end-of-sequence token included
     truncated: bool  # at `max_new_tokens`
 
@@ -165,10 +165,12 @@ def tokenize_prompt(
     Tokenize a prompt, up to where the answer begins.
 
     A chat template writes the messages and opens the assistant's turn. Without one, as for a base model, an empty line
-    follows the text of each message, and the tokenizer adds its special tokens.
+    follows the text of each message, and the tokenizer adds its special tokens, except for one that ends the text.
     """
     if tokenizer.chat_template is None:
         ids = tokenizer("".join(f"{message['content']}\n\n" for message in messages))["input_ids"]
+        if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id:  # `add_eos_token`
+            ids.pop()
     else:
         thinking: dict[str, Any] = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **thinking)
@@ -227,7 +229,7 @@ class TransformersGenerator:
     batch is drawn from one random stream."""
 
     def __init__(self, model: str, tokenizer: PreTrainedTokenizerBase, args: EvaluationArguments, max_length: int):
-        self._tokenizer = tokenizer
+        self._decode = thought_decoder(tokenizer)
         self.batch_size = args.batch_size or (64 if torch.cuda.is_available() else 16)
         loaded = load_model(model, args)
         self._end_ids = end_ids(loaded.generation_config, tokenizer)
@@ -261,7 +263,7 @@ class TransformersGenerator:
     def _completion(self, row: list[int]) -> Completion:
         ends = [position for position, token in enumerate(row) if token in self._end_ids]
         tokens = row[: ends[0] + 1] if ends else row
-        return Completion(self._tokenizer.decode(tokens, skip_special_tokens=True), len(tokens), not ends)
+        return Completion(self._decode(tokens), len(tokens), not ends)
 
 
 class VllmGenerator:
@@ -271,7 +273,7 @@ class VllmGenerator:
     def __init__(self, model: str, tokenizer: PreTrainedTokenizerBase, args: EvaluationArguments, max_length: int):
         from vllm import LLM
 
-        self._tokenizer = tokenizer
+        self._decode = thought_decoder(tokenizer)
         self._args = args
         self.batch_size = args.batch_size or 512
         self._merged = tempfile.TemporaryDirectory(prefix="merged-")
@@ -318,10 +320,6 @@ class VllmGenerator:
         requests = [{"prompt_token_ids": prompt} for prompt in prompts]
         choices = (output.outputs[0] for output in self._model.generate(requests, params, use_tqdm=False))
         return [
-            Completion(
-                self._tokenizer.decode(one.token_ids, skip_special_tokens=True),
-                len(one.token_ids),
-                one.finish_reason == "length",
-            )
+            Completion(self._decode(one.token_ids), len(one.token_ids), one.finish_reason == "length")
             for one in choices
         ]

@@ -29,6 +29,7 @@ from troll_trl.resilience.checkpoint_folders import (
     SAVING,
     check_given,
     checkpoints,
+    date_last,
     newest_complete,
     publish,
 )
@@ -298,6 +299,7 @@ class CheckpointedTrainer(_Trainer):
         if self.args.should_save:
             best = state.best_model_checkpoint
             limit = self.args.save_total_limit
+            date_last(destination)
             rotate_checkpoints(str(destination.parent), limit, best, use_mtime=True)
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(destination))

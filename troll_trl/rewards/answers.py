@@ -1,8 +1,9 @@
 r"""extract_answer: the final answer that a text states, in a `\boxed{}`, in `<answer>` or after "Answer:"."""
 
 import re
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
 
 # The longest gold answer of MATH-500 has 58. What is much longer is a text, not an answer
 MAX_ANSWER_CHARACTERS = 1000
@@ -20,9 +21,12 @@ _INNER_BOX = re.compile(rf"{_BOX}(?=\s*\{{)")
 _THOUGHT = re.compile(
     r"(?:<\|?|◁|\[(?=/?think))(?P<close>/|end_)?(?:\w{0,16}[:_])?"
     r"(?:think(?:ing)?|thoughts?|reason(?:ing)?|analysis|reflection|scratchpad|monologue|cot)(?:\s?\|?>|▷|\])"
-    r"|<\|channel\|>(?P<final>\s*final\b)?[^<]{0,40}(?:<\|message\|>)?",
+    r"|(?P<final><\|channel\|>\s*final\b[^<]{0,40}(?:<\|message\|>)?|<channel\|>|<\|content\|>)"
+    r"|<\|channel\|?>[^<]{0,40}(?:<\|message\|>)?",
     re.IGNORECASE,
 )
+# What an answer is found by and may be a special token
+_TAG = re.compile(rf"{_THOUGHT.pattern}|<\|message\|>|</?answer>", re.IGNORECASE)
 # A box that only shows where an answer goes: \boxed{}, \boxed{\text{your answer}}
 _PLACEHOLDER = re.compile(
     r"(?:[\s.…?_~${}()\[\]<>\\,;:]|\b(?:text(?:bf|it|rm)?|math(?:bf|rm)|[lc]?dots?|q?quad|phantom|square)\b"
@@ -32,6 +36,7 @@ _PLACEHOLDER = re.compile(
 # Boxes with only these between them state one answer together: \boxed{1} \quad\text{and}\quad \boxed{2}
 _SAYS_NOTHING = re.compile(r"\\[A-Za-z]+|\\|\d+(?:pt|em|ex|cm|mm)\b|[^\w\\]+|_")
 _CONNECTING = frozenset(["and", "or", "also", "either", "maybe", "perhaps", "possibly", "part", "case", "for"])
+_ARROW = re.compile(r"\\(?:to|implies|leadsto|mapsto|x?(?:long)?rightarrow)(?![A-Za-z])|[-=]>|[→⇒⟶⟹↦]", re.IGNORECASE)
 _ALTERNATIVE = re.compile(r"\b(?:or|alternatively)\b[^.\n]*\Z")
 # Possessive quantifiers (`*+`): a run of blanks is read once, however the match ends
 _MARKER = re.compile(
@@ -100,6 +105,19 @@ def extract_answer(text: str, accept: Callable[[str], bool] | None = None) -> st
     return accepted[0] if len(accepted) == 1 else boxed
 
 
+def thought_decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
+    """Return a function that decodes a completion without special tokens, except for the tags that [`extract_answer`]
+    reads. In some tokenizers they are special tokens: without them, a thought would pass for an answer."""
+    tags = {token: text for text, token in tokenizer.get_vocab().items() if _TAG.fullmatch(text)}
+    tags = {token: text for token, text in tags.items() if not tokenizer.decode([token], skip_special_tokens=True)}
+
+    def decode(token_ids: Sequence[int]) -> str:
+        runs = [(tag, list(ids)) for tag, ids in groupby(token_ids, tags.get)]
+        return "".join(tag * len(ids) if tag else tokenizer.decode(ids, skip_special_tokens=True) for tag, ids in runs)
+
+    return decode
+
+
 def opened_thought(prompt: str) -> str:
     """Return the tag of a thought that a prompt opens for its completion, such as `<think>`; else an empty text."""
     tag = next(reversed(list(_THOUGHT.finditer(prompt))), None)
@@ -136,7 +154,7 @@ def _boxes(text: str) -> list[Box]:
 
 
 def _connects(between: str) -> bool:
-    if len(between) > MAX_EXPRESSION_CHARACTERS:
+    if len(between) > MAX_EXPRESSION_CHARACTERS or _ARROW.search(between):  # from a step to the answer
         return False
     words = _SAYS_NOTHING.sub(" ", between).casefold().split()
     return all(word in _CONNECTING or len(word) == 1 for word in words) or bool(_ALTERNATIVE.search(between))

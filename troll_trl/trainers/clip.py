@@ -6,7 +6,7 @@ from troll_trl.trainers.rollout_sampling import SampledAsConfigured
 
 
 class ClipGRPOTrainer(SampledAsConfigured, GRPOTrainer):
-    """TRL's trainer, except that it samples rollouts without vLLM as TROLL does."""
+    """TRL's trainer, except that it samples rollouts without vLLM as TROLL does, with TROLL's mends of TRL."""
 
 
 class ClipRLOOTrainer(SampledAsConfigured, RLOOTrainer):

@@ -3,16 +3,13 @@ says."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate.logging import get_logger
 from transformers import GenerationConfig
 
-if TYPE_CHECKING:  # TRL's trainer, which follows in the list of bases
-    from trl import GRPOTrainer as _Trainer
-else:
-    _Trainer = object
+from troll_trl.trainers.mended_trl import MendedTRL
 
 logger = get_logger(__name__)
 
@@ -21,7 +18,7 @@ _SPECIAL_TOKENS = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pa
 _FILTERS = ("top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "no_repeat_ngram_size", "suppress_tokens")
 
 
-class SampledAsConfigured(_Trainer):
+class SampledAsConfigured(MendedTRL):
     """
     Mixin for a TRL trainer whose rollouts take only the special tokens from the model's `generation_config.json`.
 
