@@ -6,7 +6,7 @@ Run:    python examples/lora.py
 Prints: a log line every ten updates, and at the end the share of 128 held-out problems solved before and after.
 
 In a study, six runs with these settings rose from at most 3 % to between 10 and 59 %, on average to 38 %. They trained
-on such problems in bfloat16 on an H100 (evidence/README.md).
+on such problems in bfloat16 on an H100 (evidence/public-models.md).
 """
 
 import itertools
