@@ -117,6 +117,10 @@ def take_pip(words, monkeypatch):
 
 
 def take_sbatch(words, monkeypatch):
+    if "--wrap" in words:
+        program, *wrapped = shlex.split(words[words.index("--wrap") + 1].removeprefix("exec "))
+        TAKES[program](wrapped, monkeypatch)
+        return
     assert words[0] == "--nodes" and Path(words[2]).is_file()
     parse_training_args(["--config", *words[3:], "--use_cpu"])
 
