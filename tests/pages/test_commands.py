@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from accelerate.commands.launch import launch_command_parser
+from accelerate.commands.merge import merge_command_parser
 from packaging.requirements import Requirement
 
 from tests.pages.page_texts import PAGES, SCRIPTS, blocks, commands, is_python
@@ -78,6 +79,9 @@ def take_troll(words, monkeypatch):
 
 
 def take_accelerate(words, monkeypatch):
+    if words[0] == "merge-weights":
+        merge_command_parser().parse_args(words[1:])
+        return
     options = launch_command_parser().parse_args(words[1:])
     script = Path(options.training_script)
     if script.name == "train.py" and script.is_file():
