@@ -34,9 +34,10 @@ def blocks(page: Path, *languages: str) -> list[str]:
 
 
 def _patched(script: str, diff: str) -> str:
-    """Apply a diff that leaves out lines of the `script`. Without a script, this is the diff's new side."""
+    """Apply a diff that leaves out lines of the `script`; empty lines separate its parts. Without a script, this is the
+    diff's new side."""
     lines, position, new = script.splitlines(), 0, []
-    for line in diff.splitlines():
+    for line in filter(None, diff.splitlines()) if script else diff.splitlines():
         if script and not line.startswith("+"):
             found = lines.index(line[1:], position)  # a ValueError if the script lacks the line
             new += lines[position:found]
