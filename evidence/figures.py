@@ -29,16 +29,12 @@ LOOKS = {
     "TROLL, ε 0.2": ("TROLL, bound of 0.2", "C0", "o", ":"),
     "binary penalty": ("penalty on two outcomes", "C2", "D", "-"),
     "binary penalty, adaptive rate": ("penalty, adaptive learning rate", "C2", "D", "--"),
-    "clip + binary penalty": ("clip and penalty on two outcomes", "C2", "D", ":"),
     "TRL's default (1 update)": ("TRL's default, 1 update per rollout batch", "k", "x", "-"),
     "clip 0.2": ("TRL's clip of 0.2", "C3", "s", "-"),
     "clip 0.2, adaptive rate": ("clip of 0.2, adaptive learning rate", "C3", "s", "--"),
     "tuned clip": ("clip with a tuned range", "C1", "^", "--"),
     "TV mask": ("DPPO's mask, total variation", "C4", "v", "-."),
     "KL mask": ("DPPO's mask, KL", "C6", "v", ":"),
-    "CPGD": ("CPGD", "C5", "P", "-."),
-    "DRPO": ("DRPO", "C9", "*", "-."),
-    "IPO": ("prime-rl's IPO", "C8", "X", ":"),
 }
 
 

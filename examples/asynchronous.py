@@ -30,7 +30,7 @@ def main():
         output_dir=OUTPUT,
         max_steps=400,
         save_steps=80,
-        trust_region="mask",  # the default; docs/choosing.md
+        trust_region="mask",  # the default; docs/async.md
         learning_rate=1e-6,
         per_device_train_batch_size=8,
         gradient_accumulation_steps=4,

@@ -6,7 +6,7 @@ Run:    python examples/lora.py
 Prints: a log line every ten updates, and at the end the share of 128 held-out problems solved before and after.
 
 In a study, six runs with these settings rose from at most 3 % to between 10 and 59 %, on average to 38 %. They trained
-on such problems in bfloat16 on an H100 (evidence/README.md).
+on such problems in bfloat16 on an H100 (evidence/public-models.md).
 """
 
 import itertools
@@ -35,7 +35,7 @@ config = TrollGRPOConfig(
     output_dir=OUTPUT,
     kl_bound=0.2,  # for LoRA. With 0.05, six runs ended at 31 % instead of 38 %
     max_steps=64,
-    learning_rate=3e-4,  # the best of four rates in the study (docs/choosing.md)
+    learning_rate=3e-4,  # the best of four rates in the study (evidence/public-models.md)
     lr_scheduler_type="constant_with_warmup",
     warmup_steps=8,
     # A rollout batch, TRL's generation batch, has 128 completions. It is used twice: 8 updates of 32 completions

@@ -1,4 +1,4 @@
-"""Each rule of docs/answers.md: answers that it pays, and near misses that it must not pay."""
+"""Each rule of docs/rewards.md: answers that it pays, and near misses that it must not pay."""
 
 import pytest
 

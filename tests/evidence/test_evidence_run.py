@@ -44,7 +44,7 @@ def write_grid(file, **changes):
     return file
 
 
-@pytest.mark.parametrize("name", ["newest", "gsm8k", "rollout-batch", "smollm2-public"])
+@pytest.mark.parametrize("name", ["adaptive", "gsm8k", "rollout-batch", "smollm2-public"])
 def test_every_cell_is_read_by_the_training_command(name):
     grid = read_grid(EVIDENCE / f"{name}.yaml")
     runs = list(grid.runs())

@@ -21,13 +21,30 @@ def text_of(page: Path) -> str:
 
 
 def blocks(page: Path, *languages: str) -> list[str]:
-    """The blocks of code in some languages; of a diff, what it makes of the old text."""
-    found = [(language, text) for language, text in FENCE.findall(text_of(page)) if page.suffix == ".md"]
-    return [_new_side(text) if language == "diff" else text for language, text in found if language in languages]
+    """The blocks of code in some languages; of a diff, what it makes of the old text: of a script to save that the page
+    shows above, the new script, and else its new side."""
+    found, scripts = [], {}
+    for language, text in FENCE.findall(text_of(page)) if page.suffix == ".md" else []:
+        if language == "diff":
+            text = _patched(scripts.get(text.splitlines()[0][1:], ""), text)
+        scripts[text.partition("\n")[0]] = text
+        if language in languages:
+            found.append(text)
+    return found
 
 
-def _new_side(diff: str) -> str:
-    return "".join(line[1:] + "\n" for line in diff.splitlines() if not line.startswith("-"))
+def _patched(script: str, diff: str) -> str:
+    """Apply a diff that leaves out lines of the `script`; empty lines separate its parts. Without a script, this is the
+    diff's new side."""
+    lines, position, new = script.splitlines(), 0, []
+    for line in filter(None, diff.splitlines()) if script else diff.splitlines():
+        if script and not line.startswith("+"):
+            found = lines.index(line[1:], position)  # a ValueError if the script lacks the line
+            new += lines[position:found]
+            position = found + 1
+        if not line.startswith("-"):
+            new.append(line[1:])
+    return "\n".join([*new, *lines[position:], ""])
 
 
 def is_python(block: str) -> bool:
@@ -47,4 +64,5 @@ def commands(page: Path) -> list[str]:
 
 
 _FIRST_LINE = re.compile(r"# (\w+)\.py$", re.MULTILINE)  # of a script to save
-SCRIPTS = {name[1]: block for page in PAGES for block in blocks(page, "python") if (name := _FIRST_LINE.match(block))}
+_CODE = [block for page in PAGES for block in blocks(page, "python", "diff")]
+SCRIPTS = {name[1]: block for block in _CODE if (name := _FIRST_LINE.match(block))}

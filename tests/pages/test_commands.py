@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from accelerate.commands.launch import launch_command_parser
+from accelerate.commands.merge import merge_command_parser
 from packaging.requirements import Requirement
 
 from tests.pages.page_texts import PAGES, SCRIPTS, blocks, commands, is_python
@@ -78,6 +79,9 @@ def take_troll(words, monkeypatch):
 
 
 def take_accelerate(words, monkeypatch):
+    if words[0] == "merge-weights":
+        merge_command_parser().parse_args(words[1:])
+        return
     options = launch_command_parser().parse_args(words[1:])
     script = Path(options.training_script)
     if script.name == "train.py" and script.is_file():
@@ -117,6 +121,10 @@ def take_pip(words, monkeypatch):
 
 
 def take_sbatch(words, monkeypatch):
+    if "--wrap" in words:
+        program, *wrapped = shlex.split(words[words.index("--wrap") + 1].removeprefix("exec "))
+        TAKES[program](wrapped, monkeypatch)
+        return
     assert words[0] == "--nodes" and Path(words[2]).is_file()
     parse_training_args(["--config", *words[3:], "--use_cpu"])
 

@@ -86,7 +86,11 @@ def assert_it_trained(trainer, distance):
 
 
 @pytest.mark.parametrize(
-    "name", ["train", "train_lora", "train_length", "examples/gsm8k_one_gpu", "examples/vllm_server", "examples/lora"]
+    "name",
+    [
+        *("train", "train_lora", "train_server", "train_length"),
+        *("examples/gsm8k_one_gpu", "examples/vllm_server", "examples/lora"),
+    ],
 )
 def test_a_script_trains(name, folder, monkeypatch):
     trainers, layers = [], 21 if name == "examples/lora" else 2  # whose adapter is for those from 20 on

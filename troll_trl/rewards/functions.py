@@ -22,7 +22,7 @@ def math_accuracy_reward(
     Reward function that checks the final answer of each completion against the gold answer.
 
     The answer is what the last balanced `\boxed{...}` holds; without one, the last `<answer>...</answer>`; without
-    either, what follows the last `Answer:`, `####` or "the (final) answer is". docs/answers.md lists what is equal.
+    either, what follows the last `Answer:`, `####` or "the (final) answer is". docs/rewards.md lists what is equal.
 
     The function cannot hang: worker processes with time and memory limits decide what the rules do not
     ([`~troll_trl.rewards.verify`]). Any thread may call it.
