@@ -1,6 +1,7 @@
 """The runner of the study in evidence/: its grids, its records, interruptions and other machines."""
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ import torch
 import yaml
 
 from evidence.grid import Run, read_grid
-from evidence.results import describe, of_log, read_records, run_of
+from evidence.results import describe, of_log, read_records, run_of, seconds_to_reward
 from evidence.run import Runner
 from tests.support.limits import HANG
 from tests.support.repository import ROOT
@@ -90,21 +91,31 @@ def test_a_record_is_made_of_the_log(tmp_path):
     run, clock = Run("gsm8k", "troll", (("learning_rate", 1e-5),), 0), 0.0
     assert of_log(run, tmp_path) == {}
     log = [{"step": 0, HELD_OUT: 0.0, "eval_rewards/right/mean": 0.0, "eval_rewards/form/mean": 1.0, "seconds": clock}]
+    log[0]["cost/completions"] = 0
     for step in range(1, 17):
         begins = step % 4 == 1  # a rollout batch of four updates; the first one is a warm-up
         clock += 99.0 if step == 1 else 9.0 if begins else 1.0
         log.append({"step": step, "loss": 0.1, "entropy": step - 1.0, "troll/kl_max": step / 100, "seconds": clock})
+        log[-1]["cost/completions"] = made = 256 * math.ceil(step / 4)
         log[-1] |= {"reward": step / 16, "frac_reward_zero_std": 0.25} if begins else {}
         if step % 8 == 0:
             clock += 50.0  # of an evaluation
             log.append({"step": step, HELD_OUT: step / 32, "eval_rewards/right/mean": step / 32, "seconds": clock})
-            log[-1]["eval_rewards/form/mean"] = 1.0
+            log[-1] |= {"eval_rewards/form/mean": 1.0, "cost/completions": made}
     (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": log}))
     record = of_log(run, tmp_path)
     assert record["curve"] == [(0, 0.0), (8, 0.25), (16, 0.5)] and record["area"] == pytest.approx(0.25)
     assert record["seconds"] == [(0, 0.0), (8, 114.0), (16, 138.0)]
     assert record["seconds_per_update"] == pytest.approx(3.0) and record["seconds_without_generation"] == 1.0
-    assert record["rollouts"] == [(step, step / 16, 0.75) for step in (1, 5, 9, 13)]
+    assert record["completions"] == [(0, 0), (8, 512), (16, 1024)]
+    assert record["rollouts"] == [
+        (1, 1 / 16, 0.75, 256, 99.0), (5, 5 / 16, 0.75, 512, 111.0),
+        (9, 9 / 16, 0.75, 768, 123.0), (13, 13 / 16, 0.75, 1024, 135.0),
+    ]  # fmt: skip
+    # Means of the last two rollout batches, 512 completions, are 3, 7 and 11 sixteenths
+    assert [seconds_to_reward(record, sixteenths / 16) for sixteenths in (1, 3, 3.1, 11, 12)] == [
+        111.0, 111.0, 123.0, 135.0, None,
+    ]  # fmt: skip
     assert record["entropy"] == 13.5 and record["kl_max"] == pytest.approx(0.16) and record["clip_fraction"] is None
     assert record["others"] == {"form": [(0, 1.0), (8, 1.0), (16, 1.0)]}
 
@@ -116,7 +127,7 @@ class Slow(Runner):
         pass
 
     def train_and_evaluate(self, run, folder):
-        log = [{"step": step, HELD_OUT: step / 16, "seconds": 0.0} for step in (0, 4)]
+        log = [{"step": step, HELD_OUT: step / 16, "seconds": 0.0, "cost/completions": 0} for step in (0, 4)]
         log += [{"step": 1, "loss": 0.1, "seconds": 1.0}]
         (folder / "trainer_state.json").write_text(json.dumps({"log_history": log}))
         time.sleep(HANG)
