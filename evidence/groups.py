@@ -123,8 +123,13 @@ def successes(cell: Mapping[int, Record], seeds: Iterable[int] | None = None) ->
 
 def paired(ours: Mapping[int, Record], theirs: Mapping[int, Record]) -> tuple[np.ndarray, np.ndarray]:
     """The successes of ours and of theirs, `(seeds,)` each, over seeds that both have from the same start."""
-    seeds = [seed for seed in ours.keys() & theirs.keys() if _same_start(ours[seed], theirs[seed])]
+    seeds = paired_seeds(ours, theirs)
     return successes(ours, seeds), successes(theirs, seeds)
+
+
+def paired_seeds(ours: Mapping[int, Record], theirs: Mapping[int, Record]) -> list[int]:
+    """The seeds that both have from the same start, in order."""
+    return sorted(seed for seed in ours.keys() & theirs.keys() if _same_start(ours[seed], theirs[seed]))
 
 
 def _same_start(one: Record, other: Record) -> bool:
