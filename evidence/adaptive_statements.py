@@ -7,11 +7,12 @@ Writes statements (a) to (d) of evidence/adaptive.yaml, from the results so far,
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import scipy.stats
 
-from evidence.groups import estimate, paired, successes
+from evidence.groups import Estimate, estimate, paired, successes
 from evidence.results import Record, read_records
 from evidence.tables import markdown
 
@@ -75,16 +76,31 @@ class Results:
         return {seed: cells[0][seed] | {"success": mean(seed)} for seed in set.intersection(*map(set, cells))}
 
 
+class Difference(NamedTuple):
+    """A mean of the tasks' mean differences with its interval, p (by flips of signs), and the number of pairs."""
+
+    mean: Estimate
+    p: float
+    pairs: int
+
+
+def difference(pairs: Sequence[tuple[Cell, Cell]]) -> Difference | None:
+    """The success of ours minus the success of theirs, for a pair of cells of each task; `None` if a task has no
+    pair of runs. The p of one pair is 1."""
+    leads = [np.subtract(*paired(ours, theirs)) for ours, theirs in pairs]
+    if not pairs or not all(map(len, leads)):
+        return None
+    weighted = np.concatenate([lead / len(lead) for lead in leads])
+    flips = {"permutation_type": "samples", "n_resamples": 100_000, "rng": 0}
+    p = scipy.stats.permutation_test((weighted,), np.sum, **flips).pvalue if len(weighted) > 1 else 1.0
+    return Difference(estimate(leads), float(p), len(weighted))
+
+
 def difference_row(name: str, pairs: Sequence[tuple[Cell, Cell]]) -> list[str]:
     """Return the mean of the tasks' mean differences, its interval, its p, and the number of pairs; empty if a task has
     none."""
-    leads = [np.subtract(*paired(ours, theirs)) for ours, theirs in pairs]
-    if not all(map(len, leads)):
-        return [name, "", "", ""]
-    weighted = np.concatenate([lead / len(lead) for lead in leads])
-    flips = {"permutation_type": "samples", "n_resamples": 100_000, "rng": 0}
-    p = f"{scipy.stats.permutation_test((weighted,), np.sum, **flips).pvalue:.2g}" if len(weighted) > 1 else ""
-    return [name, estimate(leads).show("+"), p, str(len(weighted))]
+    found = difference(pairs)
+    return [name, found.mean.show("+"), f"{found.p:.2g}", str(found.pairs)] if found else [name, "", "", ""]
 
 
 def best_rate_table(results: Results) -> str:

@@ -6,7 +6,7 @@ The figures of the studies, from the runs that `evidence.groups` has grouped.
 draws every figure again: the figures of evidence/figures.yaml, and of the grids that have results and `tables`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +39,22 @@ LOOKS = {
 
 
 def draw(groups: Mapping[str, Group], plan: Mapping[str, Any], file: Path) -> None:
-    """Draw a panel for each group or, if the plan asks for `curves`, for each group, learning rate and unit of time.
+    """Draw a panel for each group or, if the plan asks for `curves`, for each group, kind of cost and learning rate.
     Each method has a line. A band is a 95 % interval over seeds."""
     drawn = plan.get("drawn", {})
     groups = {name: groups[name] for name in drawn.get("groups", groups)}
     methods = [method for method in methods_of(groups, plan) if method in drawn.get("methods", [method])]
     titles = {name: of.get("title", name) for name, of in plan.get("groups", {}).items()}
     curves = plan.get("figure") == "curves"
-    panels = list(_curve_panels(groups, methods, titles) if curves else _rate_panels(groups, methods, titles))
-    columns = min(len({rate for group in groups.values() for rate in group.rates}) if curves else 2, len(panels))
+    if curves:
+        rates = plan.get("rates", sorted({rate for group in groups.values() for rate in group.rates}))
+        costs = plan.get("costs", ["updates", "minutes"])
+        panels, columns = list(_curve_panels(groups, methods, titles, rates, costs)), len(rates)
+        if columns == 1:
+            columns = len(panels) // len(groups)  # a row for each group
+    else:
+        panels, columns = list(_rate_panels(groups, methods, titles)), 2
+    columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
     with matplotlib.rc_context({"font.size": 14}):  # legible at a width of 400 pixels
         figure = Figure(figsize=(4.4 * columns, 3.8 * rows + 1.2), layout="constrained")
@@ -94,31 +101,63 @@ def _rate_panels(groups: Mapping[str, Group], methods: list[str], titles: Mappin
         yield titles.get(name, name), "learning rate", lines
 
 
-def _curve_panels(groups: Mapping[str, Group], methods: list[str], titles: Mapping[str, str]) -> Iterator[Panel]:
-    """Held-out success against updates and, if the runs recorded time, against minutes: a row for each."""
+# What a figure draws curves against: the label of the axis
+COSTS = {"updates": "updates", "completions": "completions generated", "minutes": "minutes of training"}
+
+
+def _curve_panels(
+    groups: Mapping[str, Group],
+    methods: list[str],
+    titles: Mapping[str, str],
+    rates: Sequence[float | None],
+    costs: Sequence[str],
+) -> Iterator[Panel]:
+    """Held-out success against each of the `costs` that all runs recorded, at each of the `rates`; `None` is the best
+    setting of each task."""
     for name, group in groups.items():
-        records = {(method, rate): _records(group, method, rate) for method in methods for rate in group.rates}
-        timed = all("seconds" in record for of_cell in records.values() for record in of_cell)
-        for seconds in (False, True) if timed else (False,):
-            for rate in group.rates:
-                lines = {method: _curve(records[method, rate], seconds) for method in methods}
-                title = f"{titles.get(name, name)}, learning rate {_rate(rate)}"
-                yield title, "minutes of training" if seconds else "updates", lines
+        own_rates = [rate for rate in rates if rate is None or rate in group.rates]
+        records = {(method, rate): _records(group, method, rate) for method in methods for rate in own_rates}
+        recorded = {cost: all(costs_of(record, cost) for runs in records.values() for record in runs) for cost in costs}
+        for cost in (cost for cost in costs if recorded[cost]):
+            for rate in own_rates:
+                lines = {method: mean_curve(records[method, rate], cost) for method in methods}
+                title = titles.get(name, name)
+                yield title if rate is None else f"{title}, learning rate {_rate(rate)}", COSTS[cost], lines
 
 
-def _records(group: Group, method: str, rate: float) -> list[Record]:
+def _records(group: Group, method: str, rate: float | None) -> list[Record]:
     cells = group.cells(method, rate) or []
     return [record for cell in cells for record in cell.values() if "curve" in record]
 
 
-def _curve(records: list[Record], seconds: bool) -> np.ndarray:
-    """`(points, 4)`, at the updates that all runs have; minutes are means over the runs."""
-    curves = [dict(map(tuple, record["curve"])) for record in records]
-    clocks = [dict(map(tuple, record["seconds"])) for record in records] if seconds else []
-    common = sorted(set.intersection(*map(set, curves))) if curves else []
-    at = lambda step: np.mean([clock[step] for clock in clocks]) / 60 if seconds else step
-    points = [(at(step), *estimate([np.array([of_run[step] for of_run in curves])])) for step in common]
-    return np.array(points).reshape(-1, 4)
+def costs_of(record: Record, cost: str) -> list[float]:
+    """The cost of a run up to each point of its curve; empty if the run recorded none."""
+    if cost == "updates":
+        return [update for update, _ in record["curve"]]
+    if cost == "minutes":
+        return [seconds / 60 for _, seconds in record.get("seconds", [])]
+    return [completions for _, completions in record.get("completions", [])]
+
+
+def mean_curve(records: list[Record], cost: str) -> np.ndarray:
+    """
+    The mean curve of runs: `(points, 4)` with the cost, the mean success, and the ends of its interval.
+
+    Runs are averaged at equal numbers of completions or, if they recorded none, of updates: in the settings of two
+    tasks, an update may have another number of completions. After the first update of a rollout batch, the later ones
+    take no further completions, so the last point with a number counts.
+    """
+    by_completions = cost != "updates" and all(costs_of(record, "completions") for record in records)
+    place = "completions" if by_completions else "updates"
+    runs = []
+    for record in records:
+        points = zip(costs_of(record, cost), (height for _, height in record["curve"]), strict=True)
+        runs.append(dict(zip(costs_of(record, place), points, strict=True)))
+    means = []
+    for at in sorted(set.intersection(*map(set, runs))) if runs else []:
+        costs, heights = np.transpose([run[at] for run in runs])
+        means.append((costs.mean(), *estimate([heights])))
+    return np.array(means).reshape(-1, 4)
 
 
 def _rate(rate: float) -> str:

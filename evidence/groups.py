@@ -1,6 +1,6 @@
 """The runs of a study in groups of tasks, and the means and differences that tables and figures show."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ from evidence.results import Record
 
 RESAMPLES = 10_000
 STOPPED = "its time was up"  # of a record that says nothing about its method
+SELECTED_BY = ("steps_per_generation", "num_iterations")  # settings of a cell that a plan's groups and methods may name
 
 
 class Estimate(NamedTuple):
@@ -37,35 +38,71 @@ def estimate(groups: Sequence[np.ndarray]) -> Estimate:
     return Estimate(float(mean(*groups, axis=-1)), float(interval.low), float(interval.high))
 
 
+class Setting(NamedTuple):
+    """What the runs of one name in the tables may differ in: the method of the grid, and the settings of its cell."""
+
+    method: str
+    varied: tuple[tuple[str, Any], ...]  # sorted by name
+
+    @property
+    def rate(self) -> float:
+        return dict(self.varied)["learning_rate"]
+
+
+def setting_of(record: Record) -> Setting:
+    return Setting(record["method"], tuple(sorted(record["varied"].items())))
+
+
+Runs = dict[str, dict[Setting, dict[str, dict[int, Record]]]]  # by method in the tables, setting, task and seed
+
+
 @dataclass
 class Group:
-    """Tasks that are averaged, and their runs by method, learning rate, task and seed."""
+    """
+    Tasks that are averaged, and their runs.
+
+    Args:
+        tasks (`list[str]`):
+            The tasks, of equal weight.
+        choosing (`Collection[int]`, *optional*):
+            Seeds that only choose each method's best setting on a task. By default, the reported seeds choose.
+    """
 
     tasks: list[str]
-    runs: dict[str, dict[float, dict[str, dict[int, Record]]]] = field(default_factory=dict)
+    choosing: Collection[int] = ()
+    tuning: Runs = field(default_factory=dict)
+    runs: Runs = field(default_factory=dict)
 
     def add(self, method: str, record: Record) -> None:
-        of_rate = self.runs.setdefault(method, {}).setdefault(record["varied"]["learning_rate"], {})
-        of_rate.setdefault(record["task"], {})[record["seed"]] = record
+        chooses = record["seed"] in self.choosing
+        for runs, of_seed in ((self.tuning, chooses or not self.choosing), (self.runs, not chooses)):
+            if of_seed:
+                of_setting = runs.setdefault(method, {}).setdefault(setting_of(record), {})
+                of_setting.setdefault(record["task"], {})[record["seed"]] = record
 
     @property
     def rates(self) -> list[float]:
-        return sorted({rate for of_method in self.runs.values() for rate in of_method})
+        return sorted({setting.rate for of_method in self.runs.values() for setting in of_method})
 
-    def cells(self, method: str, rate: float | None) -> list[dict[int, Record]] | None:
-        """The records of every task by seed, at a rate or, without one, at the best rate of each task; `None` if a task
-        has none."""
-        rates = [self.best(method, task) if rate is None else rate for task in self.tasks]
-        cells = [
-            self.runs.get(method, {}).get(of_task, {}).get(task) if of_task is not None else None
-            for of_task, task in zip(rates, self.tasks, strict=True)
-        ]
-        return [cell for cell in cells if cell] if all(cells) else None
+    def cells(self, method: str, rate: float | None = None) -> list[dict[int, Record]] | None:
+        """The records of every task by seed, in the best setting of each task or, with a `rate`, in the best one with
+        that rate; `None` if a task has none."""
+        settings = [self.best(method, task, rate) for task in self.tasks]
+        of_method: dict[Any, Any] = self.runs.get(method, {})
+        cells = [of_method.get(setting, {}).get(task) for setting, task in zip(settings, self.tasks, strict=True)]
+        return cells if all(cells) else None
 
-    def best(self, method: str, task: str) -> float | None:
-        """The rate with the largest mean success; on a tie, the smallest."""
-        of_rates = {rate: of_rate[task] for rate, of_rate in self.runs.get(method, {}).items() if task in of_rate}
-        return max(sorted(of_rates), key=lambda rate: successes(of_rates[rate]).mean(), default=None)
+    def best(self, method: str, task: str, rate: float | None = None) -> Setting | None:
+        """The setting with the largest mean success; on a tie, the smallest. If there are seeds that choose, all of
+        them must have run it."""
+        cells = {
+            setting: of_setting[task]
+            for setting, of_setting in sorted(self.tuning.get(method, {}).items())
+            if task in of_setting and rate in (None, setting.rate)
+        }
+        # A setting that only one of the choosing seeds has would win by its luck
+        complete = [setting for setting, cell in cells.items() if len(cell) >= len(self.choosing)]
+        return max(complete, key=lambda setting: successes(cells[setting]).mean(), default=None)
 
     def mean(self, method: str, rate: float | None) -> Estimate | None:
         cells = self.cells(method, rate)
@@ -86,8 +123,13 @@ def successes(cell: Mapping[int, Record], seeds: Iterable[int] | None = None) ->
 
 def paired(ours: Mapping[int, Record], theirs: Mapping[int, Record]) -> tuple[np.ndarray, np.ndarray]:
     """The successes of ours and of theirs, `(seeds,)` each, over seeds that both have from the same start."""
-    seeds = [seed for seed in ours.keys() & theirs.keys() if _same_start(ours[seed], theirs[seed])]
+    seeds = paired_seeds(ours, theirs)
     return successes(ours, seeds), successes(theirs, seeds)
+
+
+def paired_seeds(ours: Mapping[int, Record], theirs: Mapping[int, Record]) -> list[int]:
+    """The seeds that both have from the same start, in order."""
+    return sorted(seed for seed in ours.keys() & theirs.keys() if _same_start(ours[seed], theirs[seed]))
 
 
 def _same_start(one: Record, other: Record) -> bool:
@@ -111,16 +153,22 @@ def group_runs(records: Iterable[Record], plan: Mapping[str, Any]) -> dict[str, 
             name = ", ".join([record["task"], *(str(n) for n in [varied.pop("steps_per_generation", None)] if n)])
             method = ", ".join([record["method"], *(f"{key} {value}" for key, value in sorted(varied.items()))])
             groups.setdefault(name, Group([record["task"]])).add(method, record)
-    labels = {method: label for label, methods in plan.get("methods", {}).items() for method in methods}
+    choosing = plan.get("choosing", [])
     for name, of in plan.get("groups", {}).items():
-        group = groups[name] = Group(of["tasks"])
+        group = groups[name] = Group(of["tasks"], choosing)
         for record in reported:
-            updates = record["varied"].get("steps_per_generation")
-            seed = record["seed"]
-            asked = record["task"] in group.tasks and updates in of.get("steps_per_generation", [updates])
-            if asked and record["method"] in labels and seed in of.get("seeds", plan.get("seeds", [seed])):
-                group.add(labels[record["method"]], record)
+            seeds = [*choosing, *of.get("seeds", plan.get("seeds", [record["seed"]]))]
+            if record["task"] in group.tasks and record["seed"] in seeds and _has_settings(record, of):
+                for label, methods in plan.get("methods", {}).items():
+                    selected = methods if isinstance(methods, dict) else {"methods": methods}
+                    if record["method"] in selected["methods"] and _has_settings(record, selected):
+                        group.add(label, record)
     return groups
+
+
+def _has_settings(record: Record, of: Mapping[str, Any]) -> bool:
+    """Whether the cell of a record has one of the values that `of` lists for each of its settings."""
+    return all(record["varied"].get(name) in values for name, values in of.items() if name in SELECTED_BY)
 
 
 def methods_of(groups: Mapping[str, Group], plan: Mapping[str, Any]) -> list[str]:

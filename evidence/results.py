@@ -16,6 +16,7 @@ import torch
 from transformers.trainer import TRAINER_STATE_NAME
 
 from evidence.grid import Run
+from troll_trl.cli.plot import COMPLETIONS
 
 Record = dict[str, Any]
 _HELD_OUT = "eval_reward"
@@ -26,6 +27,7 @@ _MEANS = {
     "clip_fraction": "clip_ratio/region_mean",
     "gradient_norm": "grad_norm",
 }
+_WINDOW = 512  # completions: a rollout batch of 8 updates of 64
 _MAXIMA = {"policy_kl_max": "troll/policy_kl_max", "kl_max": "troll/kl_max"}
 
 
@@ -49,11 +51,12 @@ def make_record(run: Run, folder: Path) -> Record:
         - `success` of the trained model, by `troll eval` or, without an evaluation, the last point of the curve. A
           failed run has an `error` instead;
         - `curve`: pairs of an update and the held-out success, with one sample of each problem;
-        - `seconds`: the time of all updates up to each point of the curve;
+        - `seconds` and `completions`: for each point of the curve, the update, and the time of all updates and the
+          number of completions generated so far;
         - `area`: the mean height of the curve; `start`: its first value;
         - `others`: the curves of other reward functions, by name;
-        - `rollouts`: for each rollout batch, its first update, its mean reward, and the share of groups whose rewards
-          differ;
+        - `rollouts`: for each rollout batch, its first update, its mean reward, the share of groups whose rewards
+          differ, and the completions and seconds up to the end of that update;
         - `entropy` and `length`: means over the last quarter of the updates;
         - the [`_MEANS`] and [`_MAXIMA`] over all updates;
         - `seconds_per_update`: the mean after the first rollout batch, generation included;
@@ -81,16 +84,20 @@ def of_log(run: Run, folder: Path) -> Record:
     names = sorted({key for line in log for key in line if key.startswith("eval_rewards/") and key.endswith("/mean")})
     others = {name.split("/")[1]: [(line["step"], line[name]) for line in log if name in line] for name in names}
     seconds = _update_seconds(log)
+    until = lambda at: sum(took for step, took in seconds.items() if step <= at)
     generated = [line["step"] for line in updates if "reward" in line]  # the first update of each rollout batch
     timed = {step: took for step, took in seconds.items() if len(generated) > 1 and step >= generated[1]}
     late = updates[-math.ceil(len(updates) / 4) :]
     return {
         "curve": curve,
-        "seconds": [(at, sum(took for step, took in seconds.items() if step <= at)) for at, _ in curve],
+        "seconds": [(at, until(at)) for at, _ in curve],
+        "completions": [(line["step"], line[COMPLETIONS]) for line in log if _HELD_OUT in line],
         "area": mean_height(curve) if len(curve) > 1 else None,
         "start": curve[0][1],
         "rollouts": [
-            (line["step"], line["reward"], 1 - line["frac_reward_zero_std"]) for line in updates if "reward" in line
+            (line["step"], line["reward"], 1 - line["frac_reward_zero_std"], line[COMPLETIONS], until(line["step"]))
+            for line in updates
+            if "reward" in line
         ],
         "entropy": _mean(late, "entropy"),
         "length": _mean(late, "completions/mean_length"),
@@ -115,6 +122,17 @@ def _mean(lines: list[dict[str, float]], key: str) -> float | None:
 def _average(values: Iterable[float]) -> float | None:
     found = list(values)
     return float(np.mean(found)) if found else None
+
+
+def seconds_to_reward(record: Record, reward: float) -> float | None:
+    """The seconds of training until the mean `reward` of the last [`_WINDOW`] completions is reached: `None` if it
+    never is. A smaller rollout batch would reach it earlier by chance."""
+    rollouts = record.get("rollouts", [])
+    for _, _, _, completions, seconds in rollouts:
+        last = [of for _, of, _, made, _ in rollouts if completions - _WINDOW < made <= completions]
+        if completions >= _WINDOW and np.mean(last) >= reward:
+            return seconds
+    return None
 
 
 def mean_height(curve: list[tuple[int, float]]) -> float:

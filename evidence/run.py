@@ -280,6 +280,7 @@ def parse_arguments() -> argparse.Namespace:
     workers = 1 if torch.cuda.is_available() else os.cpu_count()
     parser.add_argument("--workers", type=int, default=workers, help=f"runs at a time (here: {workers})")
     parser.add_argument("--only", nargs="+", default=[""], metavar="PREFIX", help="only runs in these folders")
+    parser.add_argument("--studies", nargs="+", metavar="NAME", help="only runs of these studies of the grid")
     parser.add_argument("--seeds", type=int, nargs="+", help="seeds that replace the seeds of the studies")
     parser.add_argument("--model", help="folder or hub name that replaces the tasks' model")
     parser.add_argument("--dataset", help="folder with train.jsonl and test.jsonl that replaces the tasks' dataset")
@@ -298,6 +299,7 @@ def main() -> None:
     results = folder / "results.jsonl" if options.seeds else options.grid.resolve().parent / f"results/{name}.jsonl"
     os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     asked = lambda run: str(run.folder).startswith(tuple(options.only))
+    grid = replace(grid, studies={name: grid.studies[name] for name in options.studies or grid.studies})
     studies_of = {run: studies for run, studies in grid.runs(options.seeds).items() if asked(run)}
     runner = Runner(replace(grid, tasks=tasks), folder, results, options.workers, deadline)
     runner.run(studies_of, options.retry)

@@ -54,6 +54,32 @@ def test_the_table_has_last_values_averaged_over_a_group(runs):
     assert list(alone["eval_reward"]) == [0.15, 0.25, 0.05] and list(alone["updates"]) == [4, 4, 4]
 
 
+def test_runs_are_drawn_against_what_they_cost(tmp_path, capsys, monkeypatch):
+    """Two runs of unequal schedule: one uses each of 64 completions once, the other each of 32 twice."""
+    runs, drawn = [], {}
+    for name, completions, minutes in (("once", [64, 128], [0.5, 1.0]), ("twice", [32, 32], [1.0, 3.0])):
+        run = write_run(tmp_path / name, [0.1, 0.2])
+        state = json.loads((run / "trainer_state.json").read_text())
+        for line in state["log_history"]:
+            place = line["step"] // 2 - 1
+            line |= {"cost/completions": completions[place], "cost/minutes": minutes[place]}
+        (run / "trainer_state.json").write_text(json.dumps(state))
+        runs.append(run)
+    monkeypatch.setattr(plot, "draw", lambda logs, groups, x, file: drawn.update({x: [*logs.values()]}))
+    for x in ("updates", "completions", "minutes"):
+        plot.main([*map(str, runs), "--x", x])
+    assert [[*log["reward"].dropna().index] for log in drawn["updates"]] == [[2, 4], [2, 4]]
+    assert [[*log["reward"].dropna().index] for log in drawn["completions"]] == [[64, 128], [32, 32]]
+    assert [[*log["reward"].dropna().index] for log in drawn["minutes"]] == [[0.5, 1.0], [1.0, 3.0]]
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines() if "once" in line] == ["4", "128", "1"]
+
+
+def test_a_run_that_did_not_log_its_cost_is_named(runs, capsys):
+    with pytest.raises(SystemExit):
+        plot.main([str(runs[0]), "--x", "minutes"])
+    assert f"{runs[0]} logged no `cost/minutes`" in capsys.readouterr().err.replace("\n", " ")
+
+
 def test_the_command_writes_one_picture_and_prints_the_table(runs, tmp_path, capsys):
     plot.main([*map(str, runs), "--group", "method", "--output", str(tmp_path / "new" / "all.png")])
     assert "method clip" in capsys.readouterr().out

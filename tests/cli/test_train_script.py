@@ -119,6 +119,8 @@ def test_troll_trains_saves_and_resumes(workplace, train):
     assert second["troll/projected_fraction"] > 0
     assert second["troll/kl_max"] <= 0.001 * 1.001 < second["troll/policy_kl_max"]
     assert 0 < first["memory/cpu_peak_gib"] <= second["memory/cpu_peak_gib"]
+    assert first["cost/completions"] == second["cost/completions"] == 16  # of one generation
+    assert 0 < first["cost/minutes"] < second["cost/minutes"]
     assert re.search(r"step 1/2, \d+:\d\d < \d+:\d\d: reward", progress)
     assert f"projected {second['troll/projected_fraction']:.2%}" in progress
 
@@ -139,7 +141,9 @@ def test_troll_trains_saves_and_resumes(workplace, train):
     before = log_of(out)
     train("--resume", "--max_steps", "3")
     assert [line for line in log_of(out) if "loss" in line][:2] == [line for line in before if "loss" in line]
-    assert [line["step"] for line in log_of(out) if "loss" in line] == [1, 2, 3]
+    third = log_of(out)[-2]
+    assert [line["step"] for line in log_of(out) if "loss" in line] == [1, 2, third["step"]] == [1, 2, 3]
+    assert third["cost/completions"] == 32 and third["cost/minutes"] > second["cost/minutes"]
     assert (out / "checkpoint-3").is_dir()
 
     # A resume that fails leaves the options of the run

@@ -1,6 +1,7 @@
 """The runner of the study in evidence/: its grids, its records, interruptions and other machines."""
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -12,8 +13,9 @@ import torch
 import yaml
 
 from evidence.grid import Run, read_grid
-from evidence.results import describe, of_log, read_records, run_of
+from evidence.results import describe, of_log, read_records, run_of, seconds_to_reward
 from evidence.run import Runner
+from evidence.tables import table_page
 from tests.support.limits import HANG
 from tests.support.repository import ROOT
 from tests.support.training_args import parse_training_args
@@ -44,7 +46,7 @@ def write_grid(file, **changes):
     return file
 
 
-@pytest.mark.parametrize("name", ["adaptive", "gsm8k", "rollout-batch", "smollm2-public"])
+@pytest.mark.parametrize("name", ["adaptive", "gsm8k", "reuse", "rollout-batch", "smollm2-public"])
 def test_every_cell_is_read_by_the_training_command(name):
     grid = read_grid(EVIDENCE / f"{name}.yaml")
     runs = list(grid.runs())
@@ -56,9 +58,17 @@ def test_every_cell_is_read_by_the_training_command(name):
         _, training_args, _ = parse_training_args(["--config", str(grid.training), *flags])
         assert training_args.learning_rate == dict(run.varied)["learning_rate"]
         assert training_args.seed == run.seed < 300, "seeds from 300 on are for whoever checks"
-        updates = training_args.steps_per_generation / training_args.gradient_accumulation_steps
+        uses = training_args.steps_per_generation * training_args.num_iterations  # in micro-batches
+        updates = uses / training_args.gradient_accumulation_steps
         assert training_args.max_steps % updates == 0, "the last rollout batch is not whole"
-    assert {method for group in grid.tables["methods"].values() for method in group} <= grid.methods.keys()
+        if name == "reuse" and run.method != "trl-8192":
+            completions = (
+                training_args.max_steps * training_args.per_device_train_batch_size / training_args.num_iterations
+            )
+            assert completions == {1: 2048, 4: 2048, 8: 1024}[training_args.num_iterations]
+            assert training_args.get_warmup_steps(training_args.max_steps) == training_args.max_steps / 16
+    named = [of["methods"] if isinstance(of, dict) else of for of in grid.tables["methods"].values()]
+    assert {method for methods in named for method in methods} <= grid.methods.keys()
 
 
 def test_a_cell_is_every_combination_and_a_run_of_two_studies_is_one(tmp_path):
@@ -90,21 +100,31 @@ def test_a_record_is_made_of_the_log(tmp_path):
     run, clock = Run("gsm8k", "troll", (("learning_rate", 1e-5),), 0), 0.0
     assert of_log(run, tmp_path) == {}
     log = [{"step": 0, HELD_OUT: 0.0, "eval_rewards/right/mean": 0.0, "eval_rewards/form/mean": 1.0, "seconds": clock}]
+    log[0]["cost/completions"] = 0
     for step in range(1, 17):
         begins = step % 4 == 1  # a rollout batch of four updates; the first one is a warm-up
         clock += 99.0 if step == 1 else 9.0 if begins else 1.0
         log.append({"step": step, "loss": 0.1, "entropy": step - 1.0, "troll/kl_max": step / 100, "seconds": clock})
+        log[-1]["cost/completions"] = made = 256 * math.ceil(step / 4)
         log[-1] |= {"reward": step / 16, "frac_reward_zero_std": 0.25} if begins else {}
         if step % 8 == 0:
             clock += 50.0  # of an evaluation
             log.append({"step": step, HELD_OUT: step / 32, "eval_rewards/right/mean": step / 32, "seconds": clock})
-            log[-1]["eval_rewards/form/mean"] = 1.0
+            log[-1] |= {"eval_rewards/form/mean": 1.0, "cost/completions": made}
     (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": log}))
     record = of_log(run, tmp_path)
     assert record["curve"] == [(0, 0.0), (8, 0.25), (16, 0.5)] and record["area"] == pytest.approx(0.25)
     assert record["seconds"] == [(0, 0.0), (8, 114.0), (16, 138.0)]
     assert record["seconds_per_update"] == pytest.approx(3.0) and record["seconds_without_generation"] == 1.0
-    assert record["rollouts"] == [(step, step / 16, 0.75) for step in (1, 5, 9, 13)]
+    assert record["completions"] == [(0, 0), (8, 512), (16, 1024)]
+    assert record["rollouts"] == [
+        (1, 1 / 16, 0.75, 256, 99.0), (5, 5 / 16, 0.75, 512, 111.0),
+        (9, 9 / 16, 0.75, 768, 123.0), (13, 13 / 16, 0.75, 1024, 135.0),
+    ]  # fmt: skip
+    # Means of the last two rollout batches, 512 completions, are 3, 7 and 11 sixteenths
+    assert [seconds_to_reward(record, sixteenths / 16) for sixteenths in (1, 3, 3.1, 11, 12)] == [
+        111.0, 111.0, 123.0, 135.0, None,
+    ]  # fmt: skip
     assert record["entropy"] == 13.5 and record["kl_max"] == pytest.approx(0.16) and record["clip_fraction"] is None
     assert record["others"] == {"form": [(0, 1.0), (8, 1.0), (16, 1.0)]}
 
@@ -116,7 +136,7 @@ class Slow(Runner):
         pass
 
     def train_and_evaluate(self, run, folder):
-        log = [{"step": step, HELD_OUT: step / 16, "seconds": 0.0} for step in (0, 4)]
+        log = [{"step": step, HELD_OUT: step / 16, "seconds": 0.0, "cost/completions": 0} for step in (0, 4)]
         log += [{"step": 1, "loss": 0.1, "seconds": 1.0}]
         (folder / "trainer_state.json").write_text(json.dumps({"log_history": log}))
         time.sleep(HANG)
@@ -167,17 +187,21 @@ def test_a_study_runs_and_other_seeds_write_no_results(tmp_path):
     assert [step for step, _ in records["troll"]["curve"]] == [0, 2, 4] and 0 <= records["ipo"]["success"] <= 1
     assert records["troll"]["start_digest"] == records["ipo"]["start_digest"] and records["troll"]["start_chance"] > 0
     before = results.read_text()
-    shown, _ = run_study(tmp_path, "--only", "sorting/troll/", "--seeds", "7")
-    assert shown[0].startswith("sorting/troll/learning_rate=0.0001/seed7: ") and results.read_text() == before
+    shown, _ = run_study(tmp_path, "--studies", "first", "--only", "sorting/troll/", "sorting/broken/", "--seeds", "7")
+    assert (
+        len(shown) == 2
+        and shown[0].startswith("sorting/troll/learning_rate=0.0001/seed7: ")
+        and results.read_text() == before
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "only"),
     [
-        ("gsm8k", "gsm8k/trl/learning_rate=2e-06/seed0"),
-        ("rollout-batch", "gsm8k/troll/"),
-        ("smollm2-public", "gpu/trl/"),
+        ("gsm8k", ["gsm8k/trl/learning_rate=2e-06/seed0", "gsm8k/troll-reuse/"]),
+        ("rollout-batch", ["gsm8k/troll/"]),
+        ("smollm2-public", ["gpu/trl/"]),
     ],
 )
 def test_the_plans_for_a_gpu_run_on_a_given_model_by_a_relative_path(tmp_path, name, only):
@@ -208,8 +232,13 @@ def test_the_plans_for_a_gpu_run_on_a_given_model_by_a_relative_path(tmp_path, n
         for cell in study["cells"]:
             cell["learning_rate"] = cell["learning_rate"][:1]
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(content))
-    (last,), logs = run_study(tmp_path, "--model", "model", "--dataset", "problems", "--only", only)
+    (last,), logs = run_study(tmp_path, "--model", "model", "--dataset", "problems", "--only", *only)
     records = read_records(tmp_path / "results" / "grid.jsonl")
+    if name == "rollout-batch":
+        schedules = [(of["varied"]["steps_per_generation"], of["varied"]["num_iterations"]) for of in records]
+        assert sorted(schedules) == [(4, 1), (32, 1), (32, 4), (128, 1)]
+    page = table_page("grid", records, content["tables"])
+    assert {"gsm8k": "| GSM8K | TROLL 8x4 |", "rollout-batch": "| 8×4 | TROLL |"}.get(name, "") in page
     assert last == f"{len(records)} of {len(records)} runs, 0 of them failed. Results: {tmp_path}/results/grid.jsonl", (
         logs
     )

@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 
 from evidence.adaptive_statements import STARTS, Results, difference_row, share_table
-from evidence.figures import draw
+from evidence.figures import draw, mean_curve
 from evidence.groups import estimate, group_runs
 from evidence.tables import table_page
 
@@ -19,8 +19,9 @@ PLAN = {
 }
 
 
-def record(task, method, rate, seed, success, steps=8, **others):
+def record(task, method, rate, seed, success, steps=8, iterations=None, **others):
     varied = {"learning_rate": rate, "steps_per_generation": steps}
+    varied |= {} if iterations is None else {"num_iterations": iterations}
     return {"task": task, "method": method, "varied": varied, "seed": seed, "success": success} | others
 
 
@@ -53,7 +54,7 @@ def test_an_interval_is_that_of_every_resample():
 
 def test_cells_best_rates_and_differences():
     group = group_runs(RECORDS, PLAN)["both, 8"]
-    assert group.best("TROLL", "a") == 1e-4 and group.best("TROLL", "b") == 2e-4
+    assert group.best("TROLL", "a").rate == 1e-4 and group.best("TROLL", "b").rate == 2e-4
     assert group.mean("TROLL", None).value == pytest.approx((0.5 + 0.4) / 2)
     assert group.mean("TROLL", 1e-4).value == pytest.approx((0.5 + 0.1) / 2)
     assert group.mean("clip", 2e-4) is None, "a task lacks it"
@@ -77,6 +78,47 @@ def test_a_failed_run_counts_as_0_and_a_stopped_or_unreported_one_not_at_all():
     assert group_runs(others, of_group)["a"].mean("clip", 1e-4).value == 1
 
 
+REUSE = [
+    # The same rates and seeds in two schedules and in two sizes of update; seeds 8 and 9 choose
+    *(record("a", "troll", 1e-4, seed, 0.6, 8, 4) for seed in (8, 9)),
+    *(record("a", "troll", 1e-4, seed, 0.5, 2, 4) for seed in (8, 9)),
+    *(record("a", "troll", 1e-4, seed, 0.9, 8, 8) for seed in (8, 9)),
+    record("a", "troll", 2e-4, 8, 0.7, 8, 4),  # one of the two seeds that choose
+    *(record("a", "trl-16", 1e-4, seed, 0.4, 1, 1) for seed in (8, 9)),
+    *(record("a", "trl-64", 1e-4, seed, 0.3, 1, 1) for seed in (8, 9)),
+    *records_of("a", "troll", 1e-4, 0.1, 0.2, 0.3, steps=8, iterations=4),
+    *records_of("a", "troll", 1e-4, 0.2, 0.3, 0.4, steps=2, iterations=4),
+    *records_of("a", "troll", 1e-4, 0.8, 0.8, 0.8, steps=8, iterations=8),
+    *records_of("a", "trl-16", 1e-4, 0.1, 0.1, 0.1, steps=1, iterations=1),
+    *records_of("a", "trl-64", 1e-4, 0.9, 0.9, 0.9, steps=1, iterations=1),
+]
+REUSE_PLAN = {
+    "groups": {"a": {"tasks": ["a"], "num_iterations": [1, 4]}, "a, 8 uses": {"tasks": ["a"], "num_iterations": [8]}},
+    "methods": {
+        "TROLL": ["troll"],
+        "TROLL 2x4": {"methods": ["troll"], "steps_per_generation": [2], "num_iterations": [4]},
+        "TRL's default": ["trl-16", "trl-64"],
+    },
+    "choosing": [8, 9],
+    "seeds": [1, 2, 3],
+}
+
+
+def test_schedules_and_sizes_of_update_are_settings_of_their_own_and_seeds_choose_among_them():
+    """Runs that differed only in `num_iterations`, or in the method of the grid, overwrote each other in silence."""
+    groups = group_runs(REUSE, REUSE_PLAN)
+    values = {(name, method): groups[name].mean(method, None) for name in groups for method in groups[name].runs}
+    assert {key: round(mean.value, 6) for key, mean in values.items()} == {
+        ("a", "TROLL"): 0.2, ("a", "TROLL 2x4"): 0.3, ("a", "TRL's default"): 0.1, ("a, 8 uses", "TROLL"): 0.8,
+    }  # fmt: skip
+    page = table_page("name", REUSE, REUSE_PLAN)
+    assert "| 0.0001 steps_per_generation 8 |" in page and "| 0.0001 trl-16 |" in page
+    assert "on seeds 8, 9" in page and "| a | TROLL 2x4 | 0.0001 | 3 | 0 |" in page
+    # Without seeds that choose, the reported seeds do
+    alone = group_runs(REUSE, {key: value for key, value in REUSE_PLAN.items() if key != "choosing"})
+    assert alone["a"].mean("TRL's default", None).value == pytest.approx(0.9)
+
+
 def test_pairs_of_two_starts_do_not_count():
     ours = records_of("a", "troll", 1e-4, 0.5, 0.6, start_digest="x")
     theirs = [record("a", "clip-0.2", 1e-4, seed, 0.1 * seed, start_digest=d) for seed, d in ((1, "x"), (2, "y"))]
@@ -85,7 +127,24 @@ def test_pairs_of_two_starts_do_not_count():
     assert group_runs(ours + theirs[1:], plan)["a"].lead("TROLL", "clip", 1e-4) is None
 
 
-@pytest.mark.parametrize("plan", [PLAN, PLAN | {"figure": "curves"}, {}])
+def curve_of(updates, heights, completions, seconds):
+    points = {"curve": heights, "completions": completions, "seconds": seconds}
+    return {name: [[at, value] for at, value in zip(updates, values, strict=True)] for name, values in points.items()}
+
+
+def test_curves_are_averaged_at_equal_completions():
+    """Of 64 completions used once, and of 512 used by 32 updates of 64: the last point of a generation counts."""
+    once = curve_of([0, 8, 16], [0.1, 0.2, 0.3], [0, 512, 1024], [0.0, 60.0, 120.0])
+    reuse = curve_of([0, 16, 32, 64], [0.1, 0.2, 0.4, 0.7], [0, 512, 512, 1024], [0.0, 60.0, 120.0, 240.0])
+    show = lambda runs, cost: [pytest.approx(point) for point in mean_curve(runs, cost)[:, :2].tolist()]
+    assert show([once, reuse], "completions") == [[0, 0.1], [512, 0.3], [1024, 0.5]]
+    assert show([once, reuse], "minutes") == [[0, 0.1], [1.5, 0.3], [3, 0.5]]
+    assert show([once, reuse], "updates") == [[0, 0.1], [16, 0.25]]
+    older = [{name: run[name] for name in ("curve", "seconds")} for run in (once, reuse)]  # without completions
+    assert show(older, "minutes") == [[0, 0.1], [1.5, 0.25]] and show([], "updates") == []
+
+
+@pytest.mark.parametrize("plan", [PLAN, PLAN | {"figure": "curves", "rates": [None]}, {}])
 def test_a_page_and_a_figure(plan, tmp_path):
     records = [r | {"curve": [[0, 0.1], [8, r["success"]]], "length": 4.0} for r in RECORDS]
     groups = group_runs(records, plan)

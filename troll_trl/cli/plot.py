@@ -3,6 +3,10 @@ Draw the curves of training runs of TROLL or TRL into one picture, and print the
 
     troll plot outputs/troll outputs/clip
     troll plot out/*/seed* --group method --output out/curves.png
+    troll plot outputs/reuse outputs/default --x completions
+
+The last line compares runs that use each completion a different number of times, or in updates of different sizes, by
+the completions that they had generated. `--x minutes` compares them by the time since the training began.
 """
 
 import argparse
@@ -25,6 +29,9 @@ PANELS = (
     ("completion length (tokens)", "completions/mean_length", None),
     ("entropy (nats per token)", "entropy", None),
 )
+COMPLETIONS, MINUTES = "cost/completions", "cost/minutes"  # `troll grpo` and `troll rloo` add these to every log line
+# What `--x` names, and the column of a log
+COSTS = {"updates": None, "completions": COMPLETIONS, "minutes": MINUTES}
 _WIDTH, _HEIGHT = 9.6, 9.6  # inches
 
 
@@ -50,6 +57,20 @@ def read_log(run: Path) -> "pd.DataFrame":
     return max(logs, key=lambda log: log.index[-1])  # on a tie, the finished run's
 
 
+def against(log: "pd.DataFrame", x: str, run: Path) -> "pd.DataFrame":
+    """Return the `log` of a `run` with another index: a key of [`COSTS`]. Raises a `ValueError` if the run did not log
+    it."""
+    column = COSTS[x]
+    if column is None:
+        return log
+    if column not in log:
+        raise ValueError(
+            f"{run} logged no `{column}`, which `--x {x}` needs: only `troll grpo` and `troll rloo` log it, not a "
+            "script or an earlier version. Use `--x updates`."
+        )
+    return log.dropna(subset=[column]).set_index(column)  # an earlier version may have begun a resumed run
+
+
 def group_of(run: Path, key: str | None) -> str:
     """Return the name of a run's group: the value of `key` in its `config.yaml` or, without a key, the run's path."""
     if key is None:
@@ -59,22 +80,23 @@ def group_of(run: Path, key: str | None) -> str:
     return f"{key} {options.get(key, '(default)')}"
 
 
-def last_values(logs: Mapping[Path, "pd.DataFrame"], groups: Mapping[Path, str]) -> "pd.DataFrame":
-    """Return a table with a row for each group and a column for each drawn metric: the mean of the last logged values
-    over the group's runs."""
+def last_values(logs: Mapping[Path, "pd.DataFrame"], groups: Mapping[Path, str], x: str = "updates") -> "pd.DataFrame":
+    """Return a table with a row for each group and a column for `x`, the logs' index, and for each drawn metric: the
+    mean of the last logged values over the group's runs."""
     import pandas as pd
 
     names = [name for _, *metrics in PANELS for name in metrics if name is not None]
     rows = {
-        run: {"runs": groups[run], "updates": log.index[-1]}
+        run: {"runs": groups[run], x: log.index[-1]}
         | {name: log[name].dropna().iloc[-1] for name in names if name in log and log[name].notna().any()}
         for run, log in logs.items()
     }
     return pd.DataFrame(list(rows.values())).groupby("runs", sort=False).mean()
 
 
-def draw(logs: Mapping[Path, "pd.DataFrame"], groups: Mapping[Path, str], file: Path) -> None:
-    """Draw a line for each run, in the colour of its group, and circles for its evaluations."""
+def draw(logs: Mapping[Path, "pd.DataFrame"], groups: Mapping[Path, str], x: str, file: Path) -> None:
+    """Draw a line for each run over `x`, the logs' index, in the colour of its group, and circles for its
+    evaluations."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -82,7 +104,7 @@ def draw(logs: Mapping[Path, "pd.DataFrame"], groups: Mapping[Path, str], file: 
     colours = {name: f"C{number}" for number, name in enumerate(dict.fromkeys(groups.values()))}
     held_out: Any = {"linestyle": "--", "marker": "o", "markerfacecolor": "white"}
     for axes, (title, metric, evaluation) in zip(figure.subplots(3, 2).flat, PANELS, strict=True):
-        axes.set(title=title, xlabel="updates")
+        axes.set(title=title, xlabel=x)
         axes.grid(alpha=0.3)
         for run, log in logs.items():
             for name, look in ((metric, {}), (evaluation, held_out)):
@@ -95,12 +117,13 @@ def draw(logs: Mapping[Path, "pd.DataFrame"], groups: Mapping[Path, str], file: 
     figure.savefig(file, dpi=100)
 
 
-def plot(runs: Sequence[Path], group: str | None, file: Path) -> None:
-    """Draw runs into `file`, and print their last values. Raises a `ValueError` if a folder holds no run."""
-    logs = {run: read_log(run) for run in dict.fromkeys(runs)}
+def plot(runs: Sequence[Path], group: str | None, file: Path, x: str = "updates") -> None:
+    """Draw runs into `file` over a key of [`COSTS`], and print their last values. Raises a `ValueError` if a folder
+    holds no run."""
+    logs = {run: against(read_log(run), x, run) for run in dict.fromkeys(runs)}
     groups = {run: group_of(run, group) for run in logs}
-    draw(logs, groups, file)
-    print(last_values(logs, groups).to_string(float_format="{:.4g}".format, na_rep="–"))
+    draw(logs, groups, x, file)
+    print(last_values(logs, groups, x).to_string(float_format="{:.4g}".format, na_rep="–"))
     print(f"Curves: {file}")
 
 
@@ -109,9 +132,10 @@ def main(argv: Sequence[str] | None = None, program: str = "troll plot") -> None
     parser = CommandParser(prog=program, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="output folder or checkpoint of a run")
     parser.add_argument("--group", metavar="KEY", help="one colour per value of this key, such as method")
+    parser.add_argument("--x", choices=COSTS, default="updates", help="what to draw over (default: updates)")
     parser.add_argument("--output", type=Path, default=Path("curves.png"), help="the picture (default: curves.png)")
     options = parser.parse_args(argv)
     try:
-        plot(options.runs, options.group, options.output)
+        plot(options.runs, options.group, options.output, options.x)
     except (ValueError, OSError) as error:
         stop(program, error)

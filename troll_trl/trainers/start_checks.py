@@ -23,6 +23,8 @@ def describe_run(trainer: Any, base_model: Any) -> None:
         f"TROLL: {prompts} prompts x {args.num_generations} completions per rollout batch, {updates:g} "
         f"update{'' if updates == 1 else 's'} per rollout batch, {kept}{trust_region.describe()}."
     )
+    for line in describe_reuse(args, trainer.train_dataset):
+        say(line)
     if args.old_policy == "engine":
         say(
             "The old policy is vLLM's distribution: no pass scores the rollout. In the first update of a rollout "
@@ -45,6 +47,31 @@ def describe_run(trainer: Any, base_model: Any) -> None:
         names = " and ".join(f"`{name}`" for name, is_set in masks.items() if is_set)
         logger.warning(f"With {names}, the regression does not act on the tokens that are masked.")
     _warn_of_random_draws(trainer.model, args, base_model.config.get_text_config())
+
+
+def describe_reuse(args: Any, train_dataset: Any) -> list[str]:
+    """Return lines that say how many completions a generation and an update have, how often each is used, and how many
+    generations the run makes; with `num_iterations`, also how epochs count. `args` is a config."""
+    uses, generated = args.num_iterations, args.generation_batch_size
+    per_update = generated * args.gradient_accumulation_steps // args.steps_per_generation
+    line = (
+        f"A generation makes {generated} completions, an update uses {per_update}, and each completion is used "
+        f"{'once' if uses == 1 else f'{uses} times'}"
+    )
+    generations = None
+    if args.max_steps > 0:
+        generations = math.ceil(args.max_steps / args.updates_per_rollout_batch)
+    elif train_dataset is not None and has_length(train_dataset):  # TRL drops the prompts that do not fill a generation
+        generations = math.ceil(args.num_train_epochs * (len(train_dataset) // (generated // args.num_generations)))
+    made = "" if generations is None else f"; the run makes {generations} generation{'' if generations == 1 else 's'}"
+    lines = [f"{line}{made}."]
+    if uses > 1 and args.max_steps <= 0:
+        lines.append(
+            f"With `num_iterations` {uses}, `num_train_epochs` ({args.num_train_epochs:g}) makes {uses} times as many "
+            f"updates as with 1, and the learning rate's schedule is {uses} times as long. `max_steps` sets the number "
+            "of updates."
+        )
+    return lines
 
 
 def _warn_of_random_draws(model: torch.nn.Module, args: Any, config: Any) -> None:
