@@ -25,11 +25,16 @@ def rule():
     return AdaptiveLearningRate(SimpleNamespace(trust_region=region, accelerator=device, args=args))
 
 
-def factors(signals, may_grow=True, learning=1.0, moved=100, tokens=1000):
-    """The factor after each update of one rollout batch with these `signals`, in 0.05 nats, of `moved` tokens."""
+def factors(signals, may_grow=True, learning=1.0, moved=100, tokens=1000, cut=None):
+    """The factor after each update of one rollout batch with these `signals`, in 0.05 nats, of `moved` tokens. Before
+    update `cut`, the run is saved and resumed."""
     own, found = rule(), []
     own.updates = len(signals)
     for i, signal in enumerate(signals):
+        if i == cut:
+            saved, own = own.state_dict(), rule()
+            own.load_state_dict(saved)
+            own.updates = len(signals)
         k = 0.05 * signal  # of each token that moved
         sums = moved * k, moved * k * k, tokens, tokens * learning
         own.follow(*sums, is_last=i == len(signals) - 1, may_grow=may_grow)
@@ -59,6 +64,13 @@ def test_the_rule():
         own.begin_batch()
         own.follow(0.0, 0.0, 100, 100, is_last=True, may_grow=True)
     assert own.factor == 10
+
+
+@pytest.mark.parametrize("signals", [[0, 12, 11, 11], [0, 3.1, 1], [0, 1, 2.9]])
+def test_a_saved_state_continues_the_rollout_batch(signals):
+    """Without the largest signal so far, the second one would let the factor grow."""
+    for cut in range(1, len(signals)):
+        assert factors(signals, cut=cut) == factors(signals)
 
 
 def settled(start, noise=0.3, batches=40, updates=8, seed=0):
@@ -147,14 +159,29 @@ def test_the_rate_falls_in_the_update_that_measures_it(tmp_path):
     rates, step = [], trainer.create_optimizer().step
 
     def recording(*args, **kwargs):
-        rates.append(trainer.optimizer.param_groups[0]["lr"])
+        rates.append([group["lr"] for group in trainer.optimizer.param_groups])
         return step(*args, **kwargs)
 
     trainer.optimizer.step = recording
     trainer.train()
-    assert rates == pytest.approx(logged(trainer, "learning_rate"))
+    for of_groups in zip(*rates, strict=True):  # with and without weight decay
+        assert of_groups == pytest.approx(logged(trainer, "learning_rate"))
     first = next(i for i, signal in enumerate(logged(trainer, "troll/rate_signal")) if signal > 0.5)
-    assert rates[first] == pytest.approx(HIGH_RATE / 2)
+    assert rates[first] == [pytest.approx(HIGH_RATE / 2)] * 2
+
+
+def test_a_rollout_batch_of_two_passes_ends_with_the_second(tmp_path):
+    options = {"num_iterations": 2, "gradient_accumulation_steps": 2, "max_steps": 8, "learning_rate": 1e-5}
+    trainer = make_trainer(*OURS["grpo"], tmp_path, **ADAPTIVE | options)  # four updates per rollout batch
+    trainer.train()
+    assert logged(trainer, "troll/rate_factor") == [1.0] * 3 + [2.0] * 4 + [4.0]
+
+
+def test_an_evaluation_does_not_count(tmp_path):
+    """Its tokens have not moved, so the next update's signal would come from a smaller share of the tokens."""
+    trainer = make_trainer(*OURS["grpo"], tmp_path, **ADAPTIVE | {"eval_strategy": "steps", "max_steps": 2})
+    trainer.train()
+    assert "eval_loss" in trainer.evaluate() and not trainer.adaptive_rate.sums.any()
 
 
 def test_without_a_guard_it_is_the_same(tmp_path):
@@ -199,6 +226,24 @@ def test_the_logged_rate_of_a_skipped_update_has_the_factor(tmp_path):
     factors = logged(trainer, "troll/rate_factor")
     assert logged(trainer, "learning_rate") == pytest.approx([HIGH_RATE * factor for factor in factors])
     assert len(set(factors[3:8])) == 1 and factors[3] < 1
+
+
+class SkipsTheFourth(TrollGRPOTrainer):
+    def _compute_loss(self, model, inputs):
+        loss = super()._compute_loss(model, inputs)
+        return loss * math.nan if self.state.global_step == 3 else loss
+
+
+def test_a_skipped_update_changes_no_rate(tmp_path):
+    found = []
+    for kind in (TrollGRPOTrainer, SkipsTheFourth):
+        trainer = make_trainer(kind, TrollGRPOConfig, tmp_path, **ADAPTIVE | {"max_steps": 4}, learning_rate=HIGH_RATE)
+        trainer.train()
+        rates = {group["lr"] for group in trainer.optimizer.param_groups}
+        assert rates == {HIGH_RATE}, "a checkpoint has the scheduled rate"
+        found.append(logged(trainer, "troll/rate_factor"))
+    assert found[0][3] < found[0][2] < 1, "the fourth update would change it"
+    assert found[1] == [*found[0][:3], found[0][2]]
 
 
 def test_no_growth_during_the_warm_up(tmp_path):

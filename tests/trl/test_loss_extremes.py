@@ -71,6 +71,17 @@ def test_a_token_far_below_its_old_policy_keeps_the_whole_regression(region, lev
     assert_is_reference(trainer, inputs, reference_region, sharp_model, scale=65_536.0)  # as fp16 scales
 
 
+def test_the_reference_kl_of_a_token_far_below_its_old_policy_is_the_policys(tmp_path):
+    """TRL multiplies it by a ratio that the loss limits, and the policy's ratio has no limit: at −60, the KL would be
+    `exp(20)` times as large."""
+    path = saved_model(tmp_path / "model", spread=120.0)
+    trainer, inputs = far_from_its_old_policy("grpo", tmp_path, model=path, beta=0.3, trust_region="penalty")
+    noise = torch.randn(inputs["completion_ids"].shape, generator=torch.Generator().manual_seed(2))
+    inputs["ref_per_token_logps"] = inputs["old_per_token_logps"] - noise.abs()
+    reference = assert_is_reference(trainer, inputs, penalty(0.01), lambda: tiny_model(spread=120.0))
+    assert -80 < reference.log_ratio.min() < -50 and reference.kl > 0.1
+
+
 def test_a_long_completion_in_rloo_keeps_the_whole_regression(tmp_path):
     """1,000 tokens, whose log-ratios sum to −120."""
     options = {"learning_rate": 0.0, "max_steps": 1, "model": certain_model(), "regression_coef": 0.5, **SUPPORT}
