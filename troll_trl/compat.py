@@ -24,7 +24,7 @@ from transformers import TrainingArguments
 
 logger = get_logger(__name__)
 
-TESTED = {"trl": ["1.16"], "transformers": ["5.23"], "accelerate": ["1.15"]}
+TESTED = {"trl": ["1.16"], "transformers": ["5.23", "5.24"], "accelerate": ["1.15"]}
 
 # TRL 1.16 calls methods by names that transformers deprecates until 6.0. Users cannot act on this warning
 warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*deprecated", category=FutureWarning)

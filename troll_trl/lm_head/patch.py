@@ -22,8 +22,9 @@ from troll_trl.trust_region.sparse import UNUSED, check_range, check_support_opt
 
 IGNORED_LABEL = -100
 
-# Processors also add these for models that do not read them, such as Gemma 3
-_TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")
+# Processors also add the first two for models that do not read them, such as Gemma 3. PEFT passes a prefix by the third
+# name, which transformers 5.24 takes for `cache` until 5.40
+_ALSO_KNOWN = ("token_type_ids", "mm_token_type_ids", "past_key_values")
 
 
 @dataclass
@@ -92,7 +93,7 @@ def add_sparse_lm_head(model: PreTrainedModel, temperature: float = 1.0, cast_lm
     transform = logit_transform(model.config.get_text_config(), temperature)
     name_experts(model.config.get_text_config())
     check_parts(model)
-    known = {*inspect.signature(type(model).forward).parameters, *TransformersKwargs.__annotations__, *_TOKEN_TYPES}
+    known = {*inspect.signature(type(model).forward).parameters, *TransformersKwargs.__annotations__, *_ALSO_KNOWN}
 
     # Keep the original signature: `generate` validates its model kwargs against it
     @functools.wraps(type(model).forward)
