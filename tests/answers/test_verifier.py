@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.limits import HANG
+from tests.support.limits import HANG, is_gone
 from tests.support.repository import ROOT
 from troll_trl.rewards import verifier, verify
 from troll_trl.rewards.verifier.pool import Pool
@@ -23,13 +23,6 @@ def pool(monkeypatch):
     monkeypatch.setattr(verifier, "_pool", lambda: pool)
     yield pool
     pool.close()
-
-
-def is_gone(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 COSTLY = [r"9^{9^{9^9}}", r"2^{3^4}", r"(x+1)^{99999}", "100000000!", "5!!!", r"\binom{99999}{4}", "9" * 1001]
@@ -77,7 +70,7 @@ def answer(question):
     print("a library prints this")
     return True
 
-symbolic.answer, worker.WALL_FACTOR = answer, 2
+symbolic.answer, worker.WALL_FACTOR = answer, 10
 worker.serve()
 """
 

@@ -7,7 +7,6 @@ import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from urllib.error import URLError
 from urllib.request import urlopen
 
 from torch.distributed import TCPStore
@@ -67,7 +66,7 @@ class Server:
     def wait(self, seconds: float = HANG):
         limit = time.monotonic() + seconds
         while True:
-            with contextlib.suppress(URLError, ConnectionError), urlopen(f"{self.url}/health", timeout=5):
+            with contextlib.suppress(OSError), urlopen(f"{self.url}/health", timeout=5):
                 return
             assert self._process.poll() is None, f"the server ended:\n{self.log.read_text()[-4000:]}"
             assert time.monotonic() < limit, f"no server after {seconds} s:\n{self.log.read_text()[-4000:]}"

@@ -17,6 +17,7 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from tests.support.limits import HANG
 from tests.support.repository import ROOT
 from tests.tiny import saved_model, tiny_model, tiny_prompts
 from tests.trl_comparison import assert_same_run, logged, make_trainer, weights
@@ -335,7 +336,7 @@ def in_process(function, *args) -> int:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     (process := context.Process(target=function, args=args)).start()
-    process.join(120)
+    process.join(HANG)
     return process.exitcode
 
 
