@@ -1,9 +1,11 @@
 """What a trainer checks and logs when it is made: its support, its settings, and likely mistakes."""
 
+import math
 from typing import Any
 
 import torch
 from accelerate.logging import get_logger
+from transformers.trainer_utils import has_length
 
 logger = get_logger(__name__)
 
