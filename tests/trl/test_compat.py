@@ -97,10 +97,12 @@ TRAINERS = {
 def test_a_trainer_checks_the_entries_of_all_its_classes(trainer, tmp_path, monkeypatch):
     config, own = TRAINERS[trainer]
     for key in own | {"TrollTrainer", "GuardedTrainer", "CheckpointedTrainer"}:
-        for kind in (Attributes("gone"), Code("trl.RLOOTrainer._compute_loss", "gone")):
-            with monkeypatch.context() as patch, pytest.raises(ImportError, match="gone"):
-                patch.setitem(PRIVATE, key, (*PRIVATE[key], kind))
-                make_trainer(trainer, config, tmp_path, tiny_model(), beta=0.0)
+        with monkeypatch.context() as patch, pytest.raises(ImportError, match="gone"):
+            patch.setitem(PRIVATE, key, (Code("trl.RLOOTrainer._compute_loss", "gone"),))
+            compat.check_class(trainer)
+        with monkeypatch.context() as patch, pytest.raises(ImportError, match="gone"):
+            patch.setitem(PRIVATE, key, (Attributes("gone"),))
+            make_trainer(trainer, config, tmp_path, tiny_model(), beta=0.0)
 
 
 def make_async_trainer():
@@ -204,6 +206,19 @@ def test_the_asynchronous_package_says_which_trl_it_needs(monkeypatch):
     for name in ("test_async_grpo", "test_vllm_async"):
         with pytest.raises(pytest.skip.Exception, match="Install 'trl=="):
             runpy.run_path(str(ROOT / "tests" / "engines" / f"{name}.py"))
+
+
+def test_the_columns_are_complete():
+    """Those that the trainers and the guard read or write in a rollout batch."""
+    files = [*(ROOT / "troll_trl" / "trainers").glob("*.py"), ROOT / "troll_trl" / "resilience" / "guard.py"]
+    named = r"""\b(?:inputs|batch|output)(?:\[|\.get\()"(\w+)\""""
+    used = {column for file in files for column in re.findall(named, file.read_text())}
+    assert used >= {"completion_ids", "advantages", "tool_mask"}
+    listed = {entry.path: entry.names.split() for key in PRIVATE for entry in PRIVATE[key] if isinstance(entry, Code)}
+    assert used - {"old_logps"} <= {*listed["trl.GRPOTrainer._compute_loss"]}
+    assert {"completion_ids", "completion_mask", "advantages", "old_logps"} <= {
+        *listed["trl.RLOOTrainer._compute_loss"]
+    }
 
 
 def test_the_list_of_private_names_is_complete():

@@ -47,8 +47,12 @@ def check_output_dir(script_args: TrollScriptArguments, args: GRPOConfig | RLOOC
             f"`output_dir` {own} holds a run that has ended ({left[0]}), and no checkpoint to resume from. Name "
             "another folder, or remove this one."
         )
-    if resumed is None or not (resumed / OPTIONS).is_file():
-        return
+    if resumed is not None and (resumed / OPTIONS).is_file():
+        _check_trainer(resumed, script_args, args)
+
+
+def _check_trainer(resumed: Path, script_args: TrollScriptArguments, args: GRPOConfig | RLOOConfig) -> None:
+    """Refuse to resume a run in the folder `resumed` with another algorithm, method or optimizer."""
     before = read_config(resumed / OPTIONS)
     optimizer = str(getattr(args.optim, "value", args.optim))
     options = {"algorithm": script_args.algorithm, "method": script_args.method, "optim": optimizer}
