@@ -71,14 +71,10 @@ def test_statements_at_the_best_setting_of_the_choosing_seeds(groups, monkeypatc
     # 0.45 and 0.40 over 0.50; 0.44 and 0.46 over 0.45
     shares = ("0.90", "holds"), ("0.80", "fails"), ("0.98", "holds"), ("1.02", "holds")
     assert at("(f)") == [[*share] for share in shares for _ in TASKS]
-    # 80 % of 0.60 after 6,554 completions. On a line to 0.55 in 2,048, after 1,787
-    assert (
-        at("(g) completions of TRL's default, to 80 % of its success with 8,192, over TROLL's")
-        == [["3.67", "holds"]] * 2
-    )
-    assert (
-        at("(g) completions of TRL's default, to 80 % of its success with 8,192, over TRL's") == [["0.00", "fails"]] * 2
-    )
+    # 80 % of 0.60 after 6,554 completions; on lines to 0.55, 0.56, 0.53 and 0.40 after 1,787, 1,755, 1,855 and never
+    reached = ["3.67"], ["3.73"], ["3.67"], ["3.73"], ["3.53"], ["0.00"]
+    rows_of_g = [row for row in reached for _ in ("rare", "common")]
+    assert at("(g)") == [["3.67", "holds"], *rows_of_g[1:]]
 
 
 def test_a_ratio_is_a_mean_over_tasks_and_an_interval_draws_their_seeds():
