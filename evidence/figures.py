@@ -179,6 +179,16 @@ def _line(axes: Axes, points: np.ndarray, method: str) -> None:
         axes.plot(x, 100 * mean, label=label, markersize=7, **look)
 
 
+def draw_study(name: str, plan: Mapping[str, Any]) -> None:
+    """Draw the figure of a plan. Each of its `parts`, if it has any, is a plan for the `results` of another study."""
+    groups: dict[str, Group] = {}
+    titled: dict[str, Any] = {}
+    for part in plan.get("parts", [plan]):
+        groups |= group_runs(read_records(HERE / "results" / f"{part.get('results', name)}.jsonl"), part)
+        titled |= part["groups"]
+    draw(groups, {**part, "groups": titled}, HERE / "figures" / f"{name}.png")
+
+
 def main() -> None:
     plans = yaml.safe_load((HERE / "figures.yaml").read_text(encoding="utf-8"))
     for grid in HERE.glob("*.yaml"):
@@ -186,8 +196,7 @@ def main() -> None:
             plans[grid.stem] = yaml.safe_load(grid.read_text(encoding="utf-8")).get("tables")
     for name, plan in plans.items():
         if plan:
-            records = read_records(HERE / "results" / f"{name}.jsonl")
-            draw(group_runs(records, plan), plan, HERE / "figures" / f"{name}.png")
+            draw_study(name, plan)
 
 
 if __name__ == "__main__":

@@ -161,7 +161,12 @@ def group_runs(records: Iterable[Record], plan: Mapping[str, Any]) -> dict[str, 
             if record["task"] in group.tasks and record["seed"] in seeds and _has_settings(record, of):
                 for label, methods in plan.get("methods", {}).items():
                     selected = methods if isinstance(methods, dict) else {"methods": methods}
-                    if record["method"] in selected["methods"] and _has_settings(record, selected):
+                    seeds = selected.get("seeds", [record["seed"]])
+                    if (
+                        record["method"] in selected["methods"]
+                        and record["seed"] in seeds
+                        and _has_settings(record, selected)
+                    ):
                         group.add(label, record)
     return groups
 
