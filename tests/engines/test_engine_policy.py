@@ -16,6 +16,7 @@ from tests.trl.test_compatibility_rollouts import byte_tokenizer, chats, multipl
 from tests.trl_comparison import OURS, logged, make_trainer, micro_batch
 from tests.trl_comparison import weights as weights_by_name
 from troll_trl import TrollGRPOConfig
+from troll_trl.trainers import troll_trainer
 
 V = 100
 SGD = {"optim": "sgd", "learning_rate": 0.3}
@@ -309,6 +310,14 @@ def test_a_reference_with_the_policys_weights_moves_nothing(tmp_path):
     start = weights(run)
     run.train()
     assert torch.equal(weights(run), start)
+
+
+def test_an_unknown_token_adds_nothing_to_the_kl_in_rloos_reward():
+    """TRL gets 0 for its old policy, and subtracts the reference."""
+    rollout = troll_trainer._Rollout(torch.tensor([[math.nan, -1.0]]))
+    score = lambda model: (torch.tensor([[-2.0, -3.0]]), None)
+    reference, _ = troll_trainer.TrollTrainer._score_reference(None, score, None, rollout)
+    assert reference.tolist() == [[0.0, -3.0]]
 
 
 @pytest.mark.parametrize(("algorithm", "bad"), [("grpo", math.nan), ("rloo", None)])

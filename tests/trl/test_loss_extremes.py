@@ -12,6 +12,7 @@ from tests.trl.reference_loss import mask, penalty, projection
 from tests.trl.test_loss import SUPPORT, OwnGRPO, assert_is_reference, loss_of, own
 from tests.trl_comparison import OURS, logged, make_trainer, off_policy
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
+from troll_trl.trainers.loss import masked_columns
 from troll_trl.trust_region.sparse import SparseDistribution
 
 SEQUENCE = {"importance_sampling_level": "sequence", "loss_type": "grpo"}
@@ -151,6 +152,14 @@ def test_what_masked_positions_hold_changes_nothing(kind, tmp_path):
         assert loss == expected_loss
         assert all(torch.equal(gradients[name], gradient) for name, gradient in expected.items()), value
         assert trainer.troll_metrics["train"].pop() == expected_metrics
+
+
+def test_masks_and_pixels_of_the_shape_of_the_tokens_stay_as_they_are():
+    live = torch.tensor([[True, False]])
+    columns = {name: torch.ones(1, 2) for name in ("tool_mask", "pixel_values", "a_users_own")}
+    columns |= {"completion_mask": torch.ones(1, 2, dtype=torch.long), "advantages": torch.ones(1), "sizes": None}
+    (masked,) = masked_columns(columns, live).items()
+    assert masked[0] == "a_users_own" and masked[1].tolist() == [[1, 0]]
 
 
 def test_a_trl_that_reads_the_advantages_before_it_scores_is_refused(tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ from troll_trl.kernels.tiles import LogitTransform
 from troll_trl.lm_head.families import check_parts, logit_transform, name_experts
 from troll_trl.lm_head.sparse_log_probs import SparseLogProbs
 from troll_trl.lm_head.support_selection import select_support
+from troll_trl.trust_region import DEFAULT_TAIL_MASS
 from troll_trl.trust_region.sparse import UNUSED, check_range, check_support_options, nothing_kept
 
 IGNORED_LABEL = -100
@@ -201,7 +202,7 @@ def _head(
     with precision, maybe_gather_lm_head_ctx(weight, bias):
         if token_ids is None:
             assert support_size is not None  # one of the two is given
-            tail_mass = 1e-5 if query.tail_mass is None else query.tail_mass
+            tail_mass = DEFAULT_TAIL_MASS if query.tail_mass is None else query.tail_mass
             check_support_options(support_size, tail_mass, len(weight))
             with torch.no_grad():
                 token_ids, log_probs, entropy = select_support(

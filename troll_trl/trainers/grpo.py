@@ -67,7 +67,7 @@ class TrollGRPOTrainer(GuardedTrainer, CheckpointedTrainer, TrustRegionGRPO):
     Per token, with policy `p`, old policy `q`, projection `π` and advantage `A`, the loss is
     `−π(a)/q(a)·A + α·KL(p ‖ stopgrad π)`, averaged as `loss_type` specifies. TRL's own loss computes it, so loss types,
     sequence-level ratios, masks, entropy bonus, vLLM correction and MoE loss are TRL's.
-    [`~troll_trl.trainers.troll_trainer.TrollTrainer`] documents the identity behind this, and all overrides.
+    [`~troll_trl.trainers.loss`] derives how. [`~troll_trl.trainers.troll_trainer.TrollTrainer`] lists all overrides.
 
     With `trust_region="penalty"`, the ratio is `p(a)/q(a)`, without a limit, and the regression stays. With
     `trust_region="mask"`, [DPPO](https://huggingface.co/papers/2602.04879) replaces TROLL: a token that has moved too
