@@ -114,6 +114,10 @@ def test_schedules_and_sizes_of_update_are_settings_of_their_own_and_seeds_choos
     page = table_page("name", REUSE, REUSE_PLAN)
     assert "| 0.0001 steps_per_generation 8 |" in page and "| 0.0001 trl-16 |" in page
     assert "on seeds 8, 9" in page and "| a | TROLL 2x4 | 0.0001 | 3 | 0 |" in page
+    every = group_runs(REUSE, REUSE_PLAN | {"groups": {"a": {"tasks": ["a"]}}})  # 8x4 and 8x8 in one group
+    assert len(every["a"].runs["TROLL"]) == 3
+    page = table_page("name", REUSE, REUSE_PLAN | {"groups": {"a": {"tasks": ["a"]}}})
+    assert all(f"| 0.0001 num_iterations {k} steps_per_generation 8 | 3 | 0 |" in page for k in (4, 8))
     # Without seeds that choose, the reported seeds do
     alone = group_runs(REUSE, {key: value for key, value in REUSE_PLAN.items() if key != "choosing"})
     assert alone["a"].mean("TRL's default", None).value == pytest.approx(0.9)
