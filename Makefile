@@ -94,7 +94,7 @@ format: $(INSTALLED)  ## Format the code
 docs: $(INSTALLED)  ## Build the documentation site into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-quickstart: $(INSTALLED)  ## Train a small model with TROLL and with a clip on a CPU, in about a minute
+quickstart: $(INSTALLED)  ## Train a small model with TROLL and twice with TRL on a CPU, in about a minute
 	$(BIN)/python scripts/quickstart.py
 	@command -v troll >/dev/null || echo "The command troll is in $(BIN). Before you type it: source $(BIN)/activate"
 

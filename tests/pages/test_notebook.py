@@ -11,6 +11,7 @@ import nbformat
 import pytest
 
 from tests.support.repository import ROOT
+from troll_trl.cli import quickstart
 
 
 @pytest.mark.slow
@@ -23,4 +24,4 @@ def test_it_runs(tmp_path):
     assert replaced == 2
     resources = {"metadata": {"path": str(tmp_path)}}
     nbclient.NotebookClient(notebook, timeout=None, kernel_name="python3", resources=resources).execute()
-    assert {path.name for path in (tmp_path / "outputs" / "notebook").iterdir()} >= {"start", "run", "clip"}
+    assert {path.name for path in (tmp_path / "outputs" / "notebook").iterdir()} >= {"start", *quickstart.RUNS}

@@ -62,5 +62,5 @@ def test_the_wheel(tmp_path):
     data = ["--benchmarks", "sums=quickstart/data/test.jsonl", "--output", "eval"]
     call("troll", "eval", "--model", "quickstart/run", *data, *settings)
     assert json.loads((tmp_path / "work" / "eval" / "summary.json").read_text())["results"]
-    call("troll", "plot", "quickstart/run", "quickstart/clip", "--output", "curves.png")
+    call("troll", "plot", "quickstart/run", "quickstart/trl", "--x", "completions", "--output", "curves.png")
     assert (tmp_path / "work" / "curves.png").is_file()

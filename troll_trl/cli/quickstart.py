@@ -1,16 +1,20 @@
-"""Train a small Qwen3 model on sums at too high a learning rate: with TROLL and, on a second core, with TRL's clip.
+"""Train a small Qwen3 model on sums, three times from equally many completions: twice with TRL, once with TROLL.
 
 This runs on the CPU, without a model or dataset hub:
 
 1. write sums such as "What is 37 + 48?" as JSON lines, and hold some of them out;
 2. take the package's small Qwen3 model (0.5 MB), which solved over a third of the sums in its warm-up. `--warm_up`
    makes the model again, by supervised training on the other sums;
-3. train it with TROLL, like any model: `troll grpo --config quickstart`, with an adaptive learning rate that starts at
-   four times the config's rate. At the same time, train it with TRL's own trainer (`--method clip`);
-4. print the success on the held-out sums before and after, and draw both runs, as `troll plot` does.
+3. train it on 3,072 completions, in three runs at the same time:
+   - with TRL's trainer, which uses each completion once by default: 24 updates of 128;
+   - with TRL's trainer and its clip of 0.2, using each completion four times: 96 updates;
+   - with TROLL, using each completion four times: `troll grpo --config quickstart --num_iterations 4`;
+4. print the success on the held-out sums before and after, and draw the runs against the completions that they have
+   generated, as `troll plot --x completions` does.
 """
 
 import argparse
+import math
 import os
 import random
 import shlex
@@ -35,13 +39,24 @@ CONFIG = configs_folder() / "quickstart.yaml"
 # `--warm_up` made it with seed 0. On another machine, the weights would differ in their last digits
 START = Path(__file__).with_name("quickstart_start")
 HELD_OUT = 512  # the standard error of the success rate is then at most 2.2 points
-# Four times the config's rate shows what a trust region is for: a clip collapses, and TROLL lowers the rate. At half
-# this rate, without adaptation, both ended at 62 % from one start. The scheduled rate falls to 0 over the updates: with
-# a third more updates, a clip recovered to 30 %.
-LEARNING_RATE = 3.2e-3
+# Updates that use each completion 4 times, 32 per rollout batch of 1,024: 3,072 completions
 UPDATES = 96
+_REUSE = ("--num_iterations", "4")
+# By folder: the name of a run, its flags, and its learning rate, which falls linearly to 0. Each rate has the largest
+# mean success on two other seeds of the training (11 and 12), after 3,072 completions, in percent:
+#
+#                          1e-4   2e-4   4e-4   8e-4   1.6e-3
+#   TRL's default          48.9   49.1   47.8   47.8   27.8
+#   TRL's clip, reuse             53.8   58.7   60.4   50.4
+#   TROLL, reuse                  53.1   59.5   63.8   59.2
+RUNS = {
+    "run": ("TROLL, each completion used 4 times", _REUSE, 8e-4),
+    "trl": ("TRL's default, each used once", ("--method", "clip", "--steps_per_generation", "1"), 2e-4),
+    "trl-reuse": ("TRL's clip, each used 4 times", ("--method", "clip", *_REUSE), 8e-4),
+}
 START_SUCCESS = 0.35
 REQUIRED_RISE = 0.05
+WARM_UP = 0.16  # share of the updates: 4 of 24, 16 of 96
 # A small model gains little from a second thread, and on a busy machine threads wait for each other
 THREADS = 1
 
@@ -70,30 +85,41 @@ def make_start(folder: Path, problems: list[dict[str, str]], seed: int, success:
 
 
 def run_trainings(output: Path, seed: int, updates: int | None) -> None:
-    """Train with TROLL into `run` and with the clip into `clip`, at the same time. The clip's lines go to a file. The
-    runs of an earlier quickstart are replaced."""
-    command = [sys.executable, "-m", "troll_trl.cli.train", "--config", str(CONFIG), "--seed", str(seed)]
-    command += ["--model_name_or_path", str(output / "start"), "--dataset_name", str(output / "data")]
-    command += ["--learning_rate", str(LEARNING_RATE), "--max_steps", str(updates or UPDATES)]
-    command += ["--eval_steps", str(updates or UPDATES // 4)]
-    troll = [*command, "--output_dir", str(output / "run"), "--adaptive_learning_rate", "true"]
-    clip = [*command, "--output_dir", str(output / "clip"), "--method", "clip"]
-    for run in (output / "run", output / "clip"):
-        _remove_own_run(run, output / "start")
+    """Train the `RUNS` at the same time, each into its own folder. Only TROLL's lines are shown; the others' go to
+    files. The runs of an earlier quickstart are replaced."""
     environment = os.environ | {"OMP_NUM_THREADS": str(THREADS)}
-    print("Training with TROLL:", shlex.join(troll))
-    print(f"Training at the same time with TRL's clip, which logs to {output / 'clip.log'}", flush=True)
-    with (output / "clip.log").open("wb") as log:
-        other = subprocess.Popen(clip, env=environment, stdout=log, stderr=log)
-        try:
-            if subprocess.run(troll, env=environment).returncode != 0:
-                sys.exit("The training failed; its error is above.")
-            print("Waiting for the clip's run.", flush=True)
+    others: dict[str, subprocess.Popen] = {}
+    commands = {folder: _command(output, folder, seed, updates) for folder in RUNS}
+    for folder in RUNS:
+        _remove_own_run(output / folder, output / "start")
+    try:
+        for folder in ("trl", "trl-reuse"):
+            with (output / f"{folder}.log").open("wb") as log:
+                others[folder] = subprocess.Popen(commands[folder], env=environment, stdout=log, stderr=log)
+        print("Training with TROLL:", shlex.join(commands["run"]))
+        print(f"Training at the same time with TRL's trainer, which logs to {output}/trl*.log", flush=True)
+        if subprocess.run(commands["run"], env=environment).returncode != 0:
+            sys.exit("The training failed; its error is above.")
+        for folder, other in others.items():
             if other.wait() != 0:
-                sys.exit(f"The training with TRL's clip failed; its error is in {output / 'clip.log'}.")
-        finally:
+                sys.exit(f"The training with TRL's trainer failed; its error is in {output / folder}.log.")
+    finally:
+        for other in others.values():
             other.kill()
             other.wait()
+
+
+def _command(output: Path, folder: str, seed: int, updates: int | None) -> list[str]:
+    """The command of a run. All runs generate equally many completions."""
+    _, flags, rate = RUNS[folder]
+    total = updates or UPDATES
+    if folder == "trl":  # a rollout batch of 1,024 completions serves 32 updates of the other runs, and 8 here
+        total = 8 * math.ceil(total / 32)
+    command = [sys.executable, "-m", "troll_trl.cli.train", "--config", str(CONFIG), "--seed", str(seed), *flags]
+    command += ["--model_name_or_path", str(output / "start"), "--dataset_name", str(output / "data")]
+    command += ["--learning_rate", str(rate), "--max_steps", str(total), "--warmup_steps", str(WARM_UP)]
+    command += ["--eval_steps", str(total if updates else total // 4), "--output_dir", str(output / folder)]
+    return command
 
 
 def _remove_own_run(run: Path, start: Path) -> None:
@@ -133,7 +159,7 @@ def _train(output: Path, options: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None, program: str = "quickstart.py") -> None:
     """Run the quickstart. Ends with code 1 if the training failed, or did not reach its goal. On Ctrl-C or SIGTERM,
-    stops both runs and ends with code 130 or 143."""
+    stops all runs and ends with code 130 or 143."""
     parser = CommandParser(prog=program, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flag = parser.add_argument
     flag("--seed", type=int, default=0, help="seed of the training and, with --warm_up, of the problems (default 0)")
@@ -153,17 +179,17 @@ def main(argv: Sequence[str] | None = None, program: str = "quickstart.py") -> N
         stop(program, error)
     except KeyboardInterrupt:
         stop(program, "interrupted.", code=130)
-    runs = {"TROLL": output / "run", "clip": output / "clip"}
-    for method, run in runs.items():
-        success = read_log(run)["eval_reward"].dropna()
+    for folder, (name, *_) in RUNS.items():
+        success = read_log(output / folder)["eval_reward"].dropna()
         before, after = f"{success.iloc[0]:.1%}", f"{success.iloc[-1]:.1%}"
-        print(f"{method:>5}: {before} of the held-out sums before the training, {after} after it")
-    plot([*runs.values()], "method", output / "curves.png")
+        print(f"{name:>35}: {before} of the held-out sums before the training, {after} after it")
+    runs = [Path(os.path.relpath(output / folder)) for folder in RUNS]
+    plot(runs, None, output / "curves.png", "completions")
     print(f"Model:  {output / 'run'}, after {time.monotonic() - start_time:.0f} s")
     # The model was trained only on sums, without an instruction to answer in a box
     evaluation = ["troll", "eval", "--model", str(output / "run"), "--benchmarks", f"sums={output / 'data'}"]
     evaluation += ["--instruction", "", "--max_new_tokens", "8", "--output", str(output / "evaluation")]
     print("Evaluate it greedily:", shlex.join(evaluation))
-    missed = missed_goals(read_log(output / "run"), read_config(CONFIG)["kl_bound"])
+    missed = missed_goals(read_log(output / "run"), read_config(output / "run" / "config.yaml")["kl_bound"])
     if options.updates is None and missed:
         sys.exit("The quickstart did not reach its goal: " + "; ".join(missed) + ".")
