@@ -256,8 +256,7 @@ class TrollOptions(TrustRegionOptions):
         if not (is_number(self.max_skipped_updates) and self.max_skipped_updates >= 1):
             raise ValueError(f"`max_skipped_updates` must be at least 1, got {self.max_skipped_updates!r}.")
         messages = super()._check()
-        size: Any = self.support_size
-        check_support_options(size, self.tail_mass)
+        check_support_options(self.support_size, self.tail_mass)
         if self.adaptive_learning_rate:
             self._check_adaptive_learning_rate()
         return messages

@@ -97,19 +97,11 @@ def change_inputs(
     inputs: LossInputs, policy: torch.Tensor, old: torch.Tensor, trust_region: TrustRegion, ratio: Ratio, args: Any
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """
-    Take the four steps.
+    Take the four steps, which change `inputs`. `policy`, with gradient, and `old` `(B, C, S)`, float32, are
+    log-probabilities of policy and old policy, the sampled token's first. `args` is the trainer's config.
 
-    Args:
-        inputs ([`LossInputs`]):
-            What TRL's loss reads, to be changed.
-        policy, old (`torch.Tensor` of shape `(B, C, S)`, float32):
-            Log-probabilities of the policy, with gradient, and of the old policy, the sampled token's first.
-        args ([`~troll_trl.trainers.config.TrollOptions`]):
-            The trainer's config.
-
-    Returns:
-        `log π(a)` `(B, C)`, which is NaN for a token in the loss if `policy` or `old` has a NaN there, and the
-        `token_stats` of `trust_region`.
+    Return `log π(a)` `(B, C)`, which is NaN for a token of the loss if `policy` or `old` has a NaN there, and the
+    `token_stats` of `trust_region`.
     """
     mask = inputs.mask
     # A token with NaN does not reach the trust region: `project` would raise on one rank, while the others wait
@@ -127,10 +119,8 @@ def change_inputs(
         )
     log_pi = bounded.log_probs
     limited_log_q = limit_log_ratio(bounded, log_q, mask, ratio)
-    changed = {
-        ratio.old_column: limited_log_q,
-        "advantages": change_advantages(advantages, bounded, limited_log_q, mask, ratio, args.regression_coef),
-    }
+    advantages = change_advantages(advantages, bounded, limited_log_q, mask, ratio, args.regression_coef)
+    changed = {ratio.old_column: limited_log_q, "advantages": advantages}
     if (ref := before.get("ref_per_token_logps")) is not None:
         log_scale = None
         if args.use_bias_correction_kl:
@@ -141,12 +131,9 @@ def change_inputs(
 
 
 def masked_columns(inputs: Mapping[str, Any], live: torch.Tensor) -> dict[str, torch.Tensor]:
-    """
-    Return each column of `inputs` that has a number for each token, with 0 outside of `live` `(B, C)`.
-
-    TRL multiplies a token's loss by the mask, but `exp(200)` is infinite in float32, and `0·inf` is NaN. Masks and
-    pixels, which may have the same shape, stay as they are.
-    """
+    """Return each column of `inputs` that has a number for each token, with 0 outside of `live` `(B, C)`. TRL
+    multiplies a token's loss by the mask, but `exp(200)` is infinite in float32, and `0·inf` is NaN. Masks and pixels,
+    which may have the same shape, stay as they are."""
     return {
         name: x.masked_fill(~live, 0.0)
         for name, x in inputs.items()
@@ -158,12 +145,8 @@ def masked_columns(inputs: Mapping[str, Any], live: torch.Tensor) -> dict[str, t
 def bound(
     trust_region: TrustRegion, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, live: torch.Tensor
 ) -> TrustRegionOutput:
-    """
-    Step 1: apply `trust_region`, and return its output.
-
-    `policy` and `old` `(B, C, S)` are log-probabilities, and `advantages` `(B, 1)` or `(B, C)`. Only the tokens `live`
-    `(B, C)`, bool, reach the trust region. Elsewhere, `log π(a)` and `R` of the result are 0, and `w` is 1.
-    """
+    """Step 1: apply `trust_region` to `policy` and `old` `(B, C, S)` and `advantages` `(B, 1)` or `(B, C)`, and return
+    its output. Only the tokens `live` `(B, C)` reach it. Elsewhere, `log π(a)` and `R` are 0, and `w` is 1."""
     if policy.dtype != torch.float32:  # the trust region would mistake rounding for steps of the policy
         raise TypeError(
             f"The model's log-probabilities are {policy.dtype}, not float32: a wrapper of the model casts its "

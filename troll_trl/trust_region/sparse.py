@@ -7,6 +7,7 @@ renormalisation. Merging outcomes can only lower a KL, so a sparse KL never exce
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -165,7 +166,7 @@ def keep_nothing(log_probs: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
     return torch.where(where.unsqueeze(-1), nothing_kept(log_probs.shape[-1], log_probs.device), log_probs)
 
 
-def check_support_options(support_size: int, tail_mass: float, vocabulary: int | None = None) -> None:
+def check_support_options(support_size: Any, tail_mass: float, vocabulary: int | None = None) -> None:
     """Raise a `ValueError` for a `support_size` that is not in 1…V or a `tail_mass` outside of [0, 1)."""
     whole = isinstance(support_size, int) and not isinstance(support_size, bool)
     if not whole or support_size < 1 or (vocabulary is not None and support_size > vocabulary):
