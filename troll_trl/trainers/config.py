@@ -424,56 +424,10 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
 @dataclass
 class TrollRLOOConfig(TrollOptions, RLOOConfig):
     """
-    Configuration of [`TrollRLOOTrainer`]: every parameter of [`~trl.RLOOConfig`], and the following. Their defaults
-    are the paper's (TROLL, arXiv 2510.03817). `epsilon` and `epsilon_high` have no effect: the trust region replaces
-    the clip. `divergence_bound` and `ratio_cap`, the options of a mask alone, have no effect either: a mask decides
-    token by token, but RLOO has one ratio per completion.
-
-    Args:
-        trust_region (`str`, *optional*, defaults to `'projection'`):
-            'projection' for TROLL. 'penalty' for TROLL's regression alone: it acts on tokens outside of `kl_bound`,
-            weighted by `regression_coef`, and nothing limits the ratio. 'mask' for DPPO, only in GRPO: it drops the
-            gradient of a token that has moved farther than `divergence_bound` in the direction of its advantage. Or the
-            import path of your own trust region, such as my_lib.MyRegion: a class derived from troll_trl.TrustRegion,
-            or a function that returns an instance. A class or function that needs an argument gets the config.
-        divergence_type (`str | None`, *optional*):
-            'binary_kl' is KL(q‖p) in the mask and KL(p‖q) in the penalty, with the policy p and the old policy q. The
-            mask's default is 'binary_tv', which is |p(a) − q(a)|. Both compare two outcomes, the sampled token a and
-            all others, and cost as little as a clip. The penalty's default is 'binary_kl'; the penalty also takes
-            'topk_kl', which is KL(p‖q) over the kept tokens and the rest.
-        divergence_bound (`float | None`, *optional*):
-            Largest divergence at which the mask keeps a token's gradient. For a total variation: in (0, 1), by default
-            0.15. For a KL: positive, in nats, by default 0.05.
-        ratio_cap (`float | None`, *optional*):
-            Cap C ≥ 1 on the ratio by which the mask scales a gradient: min(p(a)/q(a), C). By default there is none.
-        kl_bound (`float | str | None`, *optional*, defaults to `'auto'`):
-            Bound ε, in nats: the projection keeps KL(π‖q) ≤ ε for every token's projected policy π and old policy q,
-            and the penalty acts on tokens with KL(p‖q) > ε. It must be positive. The penalty also takes 0, and then
-            acts on every token that has moved; inf switches the bound off. 'auto' becomes the paper's 0.05, except for
-            GRPO's projection with n > 8 optimizer updates per rollout batch, for which it becomes 0.05·(n/8)², at most
-            0.8. A rollout batch is TRL's generation batch: all completions of one generation.
-        regression_coef (`float`, *optional*, defaults to `1.0`):
-            Weight α ≥ 0 of the regression KL(p ‖ stopgrad π), which moves the policy p towards its projection π.
-        support_size (`int | None`, *optional*):
-            Keep at most K ≥ 1 tokens per position, including the sampled one. All other tokens share one
-            rest bucket with their exact mass. By default 64; 20 if the old policy is the engine's.
-        old_policy (`str`, *optional*, defaults to `'trainer'`):
-            The distribution that the trust region surrounds. 'trainer': the model's, computed by a pass over the
-            rollout batch. 'engine': vLLM's, from which the completions were sampled. No pass then scores them, and
-            `vllm_importance_sampling_correction` is off.
-        tail_mass (`float`, *optional*, defaults to `1e-05`):
-            Keep tokens by descending old probability until the rest has at most this mass δ in [0, 1).
-        max_skipped_updates (`int`, *optional*, defaults to `20`):
-            Stop the run after this many skipped updates in a row. The trainer skips an update that contains a NaN or an
-            infinity.
-        adaptive_learning_rate (`bool`, *optional*, defaults to `False`):
-            Let the trust region set the learning rate: a factor between 1/100 and 10 multiplies the scheduled rate. The
-            factor is halved as soon as the policy has moved too far from the old policy, and grows after a rollout
-            batch in which the policy has hardly moved. Needs at least 2 updates per rollout batch. Works with the
-            projection, the penalty, and a trust region of your own with `policy_kl` in its `mean_metrics`.
-        save_rollouts (`bool`, *optional*, defaults to `True`):
-            Save an unfinished rollout batch with each checkpoint. A resumed run then repeats the uninterrupted run bit
-            for bit. docs/reliability.md states the size of the batch.
+    Configuration of [`TrollRLOOTrainer`]: every parameter of [`~trl.RLOOConfig`], and the options of
+    [`TrollGRPOConfig`] from `trust_region` on, with the same defaults. RLOO has one ratio per completion, so it takes
+    no mask, which decides token by token: `divergence_bound` and `ratio_cap` have no effect. 'auto' of `kl_bound` is
+    always 0.05. `epsilon` and `epsilon_high` have no effect: the trust region replaces the clip.
 
     Raises:
         ValueError: an option is outside of its range. The message states the value.
