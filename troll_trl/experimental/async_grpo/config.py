@@ -22,31 +22,29 @@ class AsyncTrollGRPOConfig(TrustRegionOptions, AsyncGRPOConfig):
 
     Args:
         trust_region (`str`, *optional*, defaults to `'mask'`):
-            'mask' for DPPO: it drops the gradient of a token that has moved farther than `divergence_bound` in the
-            direction of its advantage. 'penalty' for TROLL's regression alone, on two outcomes: it acts on tokens
-            outside of `kl_bound`, weighted by `regression_coef`, and nothing limits the ratio. Or the import path of
-            your own trust region whose `needs_support` is False, such as my_lib.MyRegion.
+            'mask' for DPPO: a token that has moved farther than `divergence_bound` in the direction of its advantage
+            has no gradient. 'penalty' for TROLL's regression alone, on two outcomes and on tokens outside of
+            `kl_bound`: nothing limits the ratio. Or the import path of your own whose `needs_support` is False, such as
+            my_lib.MyRegion.
         divergence_type (`str | None`, *optional*):
-            'binary_kl' is KL(q‖p) in the mask and KL(p‖q) in the penalty, with the policy p and the old policy q. The
-            mask's default is 'binary_tv', which is |p(a) − q(a)|. Both compare two outcomes, the sampled token a and
-            all others, and cost as little as a clip. The penalty's default is 'binary_kl'; the penalty also takes
-            'topk_kl', which is KL(p‖q) over the kept tokens and the rest.
+            For the mask: 'binary_tv', |p(a) − q(a)| (default), or 'binary_kl', KL(q‖p). For the penalty: 'binary_kl',
+            KL(p‖q) (default), or 'topk_kl', KL(p‖q) over the kept tokens and the rest. p is the policy, q the old
+            policy. The binary ones compare two outcomes, the sampled token a and all others.
         divergence_bound (`float | None`, *optional*):
             Largest divergence at which the mask keeps a token's gradient. For a total variation: in (0, 1), by default
             0.15. For a KL: positive, in nats, by default 0.05.
         ratio_cap (`float | None`, *optional*):
-            Cap C ≥ 1 on the ratio by which the mask scales a gradient: min(p(a)/q(a), C). By default there is none.
+            Cap C ≥ 1 on the ratio by which the mask scales a gradient: min(p(a)/q(a), C). By default, none.
         kl_bound (`float | str | None`, *optional*, defaults to `'auto'`):
-            Bound ε, in nats: the projection keeps KL(π‖q) ≤ ε for every token's projected policy π and old policy q,
-            and the penalty acts on tokens with KL(p‖q) > ε. It must be positive. The penalty also takes 0, and then
-            acts on every token that has moved; inf switches the bound off. 'auto' becomes the paper's 0.05, except for
-            GRPO's projection with n > 8 optimizer updates per rollout batch, for which it becomes 0.05·(n/8)², at most
-            0.8. A rollout batch is TRL's generation batch: all completions of one generation.
+            Bound ε > 0, in nats. The projection keeps KL(π‖q) ≤ ε for every token's projected policy π and old policy
+            q. The penalty acts on tokens with KL(p‖q) > ε; with 0, on every token that has moved. inf means no bound.
+            'auto' is the paper's 0.05. For GRPO's projection with n > 8 optimizer updates per rollout batch (all
+            completions of one generation), it is 0.05·(n/8)², at most 0.8.
         regression_coef (`float`, *optional*, defaults to `1.0`):
             Weight α ≥ 0 of the regression KL(p ‖ stopgrad π), which moves the policy p towards its projection π.
         support_size (`int | None`, *optional*):
-            Keep at most K ≥ 1 tokens per position, including the sampled one. All other tokens share one
-            rest bucket with their exact mass. By default 64; 20 if the old policy is the engine's.
+            Keep at most K ≥ 1 tokens per position, the sampled one included. All others share one rest bucket with
+            their exact mass. By default 64, or 20 with `old_policy` 'engine'.
 
     Raises:
         ValueError: an option is outside of its range; the trust region needs a support, as 'projection' and
@@ -56,10 +54,10 @@ class AsyncTrollGRPOConfig(TrustRegionOptions, AsyncGRPOConfig):
 
     trust_region: str = setting(
         "mask",
-        "'mask' for DPPO: it drops the gradient of a token that has moved farther than `divergence_bound` in the "
-        "direction of its advantage. 'penalty' for TROLL's regression alone, on two outcomes: it acts on tokens "
-        "outside of `kl_bound`, weighted by `regression_coef`, and nothing limits the ratio. Or the import path of "
-        "your own trust region whose `needs_support` is False, such as my_lib.MyRegion.",
+        "'mask' for DPPO: a token that has moved farther than `divergence_bound` in the direction of its "
+        "advantage has no gradient. 'penalty' for TROLL's regression alone, on two outcomes and on tokens "
+        "outside of `kl_bound`: nothing limits the ratio. Or the import path of your own whose `needs_support` "
+        "is False, such as my_lib.MyRegion.",
     )
 
     def _prepare(self) -> None:
