@@ -62,21 +62,15 @@ def _described(name):
 
 
 def options():
-    """Every option that our configs add to TRL's."""
+    """Every option that our configs add to TRL's. A dagger marks those that the asynchronous config lacks."""
     from dataclasses import fields
 
-    from troll_trl import TrollGRPOConfig, TrollRLOOConfig  # imports torch, which the other pages do not need
+    from troll_trl import TrollGRPOConfig  # imports torch, which the other pages do not need
     from troll_trl.experimental.async_grpo import AsyncTrollGRPOConfig
     from troll_trl.trainers.config import troll_fields
 
-    found = {"GRPO": troll_fields(TrollGRPOConfig), "RLOO": troll_fields(TrollRLOOConfig)}
-    every = {option.name: option for option in found["GRPO"]}  # GRPO has all, described for all trust regions
-    found["asynchronous GRPO"] = [option for option in fields(AsyncTrollGRPOConfig) if option.name in every]
-    rows = []
-    for name, option in every.items():
-        algorithms = [group for group, options in found.items() if name in {field.name for field in options}]
-        only = "" if len(algorithms) == len(found) else f" For {' and '.join(algorithms)}."
-        rows.append(_row(option, only))
+    asynchronous = {option.name for option in fields(AsyncTrollGRPOConfig)}
+    rows = [_row(option, "" if option.name in asynchronous else "†") for option in troll_fields(TrollGRPOConfig)]
     return _table(("option", "default", "meaning"), rows)
 
 
@@ -91,14 +85,14 @@ def command():
     )
 
 
-def _row(option, more=""):
+def _row(option, mark=""):
     default = option.default_factory() if callable(option.default_factory) else option.default
-    return f"`{option.name}`", f"`{default}`", option.metadata["help"].replace("%%", "%") + more
+    return f"`{option.name}`{mark}", f"`{default}`", option.metadata["help"].replace("%%", "%")
 
 
 def _table(head, rows):
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
+    lines = ["| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in (head, *rows)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
 def on_page_content(html, **_):

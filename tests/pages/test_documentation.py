@@ -11,7 +11,7 @@ import pytest
 import troll_trl
 from tests.pages.page_texts import MARKDOWN, text_of
 from tests.support.repository import ROOT
-from troll_trl import data, rewards
+from troll_trl import data, evaluation, rewards
 
 DOCS = ROOT / "docs"
 REPOSITORY = "https://github.com/troll-trl/troll_trl/blob/main/"
@@ -69,7 +69,7 @@ def test_every_option_of_the_config_has_a_row_in_the_table_of_compatibility():
     assert {option.name for option in fields(troll_trl.TrollGRPOConfig)} - named == set()
 
 
-@pytest.mark.parametrize("package", [troll_trl, rewards, data], ids=lambda package: package.__name__)
+@pytest.mark.parametrize("package", [troll_trl, rewards, data, evaluation], ids=lambda package: package.__name__)
 def test_every_public_name_is_in_the_api_reference(package):
     page = text_of(DOCS / "api.md")
     names = [name for name in package.__all__ if name != "__version__"]

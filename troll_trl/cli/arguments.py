@@ -36,12 +36,12 @@ class TrollScriptArguments:
 
     method: str = setting(
         "troll",
-        "'troll' trains with a trust region. 'clip' trains with TRL's own trainer and the same settings.",
+        "'troll' trains with a trust region, 'clip' with TRL's own trainer and the same settings.",
         choices=["troll", "clip"],
     )
     algorithm: str = setting(
         "grpo",
-        "How advantages are estimated: 'grpo' or 'rloo'. `troll grpo` and `troll rloo` set it.",
+        "'grpo' or 'rloo'. `troll grpo` and `troll rloo` set it.",
         choices=["grpo", "rloo"],
     )
     dataset_name: str | None = setting(
@@ -52,41 +52,35 @@ class TrollScriptArguments:
     dataset_config: str | None = setting(None, "Configuration of the dataset on the hub.")
     dataset_train_split: str = setting("train", "Split to train on, or a part of it, such as `train[:90%%]`.")
     dataset_test_split: str | None = setting(
-        None, "Split to evaluate on, or a part of it. The default is `test`, which a single file does not have."
+        None, "Split to evaluate on, or a part of it. By default `test`, which a single file lacks."
     )
-    dataset_streaming: bool = setting(False, "Load rows only as needed. Streaming does not work with gold answers.")
+    dataset_streaming: bool = setting(False, "Load rows only as needed. Does not work with gold answers.")
     eval_dataset_name: str | None = setting(None, "Evaluation data, if it is not a split of `dataset_name`.")
     eval_dataset_config: str | None = setting(
         None,
-        "Configuration of the evaluation dataset. If the evaluation uses the training dataset, the default is "
-        "`dataset_config`.",
+        "Configuration of the evaluation dataset. If this is the training dataset, the default is `dataset_config`.",
     )
     problem_column: str | None = setting(
         None,
-        "Column with the problems, if the dataset has neither a known schema nor a `prompt` column. Also used for "
-        "`eval_dataset_name`, if that dataset has the column.",
+        "Column with the problems, if the dataset has neither a known schema nor a `prompt` column. Also for an "
+        "evaluation dataset that has it.",
     )
     answer_column: str | None = setting(
         None,
-        "Column with the gold answers, if the dataset has no known schema. `math_accuracy` and other rewards that "
-        "read `solution` need them. Also used for `eval_dataset_name`, if that dataset has the column.",
+        "Column with the gold answers, if the dataset has no known schema. `math_accuracy` and other rewards "
+        "that read `solution` need them. Also for an evaluation dataset that has it.",
     )
-    instruction: str | None = setting(
-        None, "Text after every problem or prompt, for example how to mark the final answer."
-    )
+    instruction: str | None = setting(None, "Text after every problem or prompt, such as how to mark the final answer.")
     system_prompt: str | None = setting(None, "System message before every problem.")
     row_filter: str | None = setting(
         None,
-        "Train only on rows with this text in this column: column=value, such as ability=math. It does not filter "
-        "`eval_dataset_name`.",
+        "Train only on rows with this text in this column, such as ability=math. Does not filter `eval_dataset_name`.",
     )
-    max_prompt_tokens: int | None = setting(
-        None, "Drop longer prompts, and state their number in a warning. No prompt is truncated."
-    )
-    max_train_samples: int | None = setting(None, "Train only on the first problems, up to this number.")
-    max_eval_samples: int | None = setting(None, "Evaluate only on the first problems, up to this number.")
+    max_prompt_tokens: int | None = setting(None, "Drop longer prompts, with a warning. No prompt is truncated.")
+    max_train_samples: int | None = setting(None, "Train only on this many problems, the first ones.")
+    max_eval_samples: int | None = setting(None, "Evaluate only on this many problems, the first ones.")
     reward_funcs: list[str] = setting(
-        help="Reward functions: `math_accuracy` (the default without a reward model), dotted import paths such as "
+        help="Functions: `math_accuracy` (the default without a reward model), import paths such as "
         "`my_lib.rewards.custom_reward`, or calls that return a function: `my_lib.length_penalty(limit=512)`.",
         default_factory=lambda: ["math_accuracy"],
     )
@@ -94,7 +88,7 @@ class TrollScriptArguments:
     ignore_bias_buffers: bool = setting(False, "Has no effect, as in `trl grpo`.")
     resume: bool = setting(
         False,
-        "Continue from the newest complete checkpoint in `output_dir`, or start a new run if it has no checkpoint.",
+        "Continue from the newest complete checkpoint in `output_dir`. If it has none at all, start a new run.",
     )
     mixture: Any = field(init=False, repr=False, default=None)
 

@@ -47,7 +47,8 @@ def load_math_dataset(
     **options: Any,
 ) -> datasets.Dataset:
     r"""
-    Load math problems with their gold answers, ready for a trainer and [`~troll_trl.rewards.math_accuracy_reward`].
+    Load math problems with their gold answers. The result is for a trainer with
+    [`~troll_trl.rewards.math_accuracy_reward`].
 
     The columns of GSM8K, MATH, MATH-500, AIME, DAPO-Math-17k and Eurus-2-RL-Data are recognised. A gold answer is what
     follows `####`, the last balanced `\boxed{...}`, or the whole text. The function drops rows without a problem or

@@ -17,3 +17,7 @@ def __getattr__(name: str) -> Any:
 
         return evaluate
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:  # for the site, which lists the module's names
+    return sorted(__all__)

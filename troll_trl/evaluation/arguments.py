@@ -25,7 +25,8 @@ SAMPLING_SETTINGS = (
 
 @dataclass
 class EvaluationArguments:
-    """Arguments of an evaluation, in a YAML file or as flags. `troll eval --help` describes each of them."""
+    """Arguments of [`~troll_trl.evaluation.evaluate`]. They are also the keys of a YAML file and the flags of `troll
+    eval`, whose `--help` describes each of them."""
 
     model: str | None = field(default=None, metadata={"help": "Model: a hub name or a folder. Adapters work too."})
     benchmarks: list[str] = field(

@@ -31,11 +31,11 @@ TABLE, COMPARISON = "table.md", "comparison.json"
 
 def evaluate(args: EvaluationArguments) -> dict[str, Any]:
     """
-    Evaluate a model, score the file `samples`, or compare two evaluations, as `args` say, and print a table.
+    Evaluate a model, score the file `samples`, or compare two evaluations, according to `args`.
 
-    Writes `samples.jsonl`, `summary.json` and `table.md` into `output`. A second call adds the samples that a stopped
-    one has not made. Returns what `summary.json`, or for a comparison `comparison.json`, holds. Raises an `OSError` or
-    a `ValueError` for what a user can correct.
+    Prints a table, and writes `samples.jsonl`, `summary.json` and `table.md` into `output`. A second call adds the
+    samples that a stopped one has not made. Returns what `summary.json`, or for a comparison `comparison.json`, holds.
+    Raises an `OSError` or a `ValueError` for what a user can correct.
     """
     if args.compare is not None:
         return _compare(args)

@@ -19,7 +19,7 @@ def math_accuracy_reward(
     **kwargs,
 ) -> list[float | None]:
     r"""
-    Reward function that checks the final answer of each completion against the gold answer.
+    Reward function that compares each completion's final answer with the gold answer.
 
     The answer is what the last balanced `\boxed{...}` holds; without one, the last `<answer>...</answer>`; without
     either, what follows the last `Answer:`, `####` or "the (final) answer is". docs/rewards.md lists what is equal.
@@ -63,8 +63,8 @@ def math_accuracy_reward(
 
 def answer_format_reward(completions: list[list[dict[str, str]]] | list[str], **kwargs) -> list[float]:
     """
-    Reward function that returns 1.0 for a final answer that is a plain number, in a form that [`math_accuracy_reward`]
-    reads. For models that still have to learn the form; give it a smaller weight.
+    Reward function that returns 1.0 for a final answer that is a plain number. The answer must have a form that
+    [`math_accuracy_reward`] reads. For models that still have to learn the form; give it a smaller weight.
     """
     answers = [extract_answer(_text_of(completion, row)) or "" for row, completion in enumerate(completions)]
     numbers = [read_number(normalise(answer[: MAX_ANSWER_CHARACTERS + 1])) for answer in answers]

@@ -47,18 +47,17 @@ class TrustRegionOptions(OmitHubToken, _TrlConfig):
 
     trust_region: str = setting(
         "projection",
-        "'projection' for TROLL. 'penalty' for TROLL's regression alone: it acts on tokens outside of `kl_bound`, "
-        "weighted by `regression_coef`, and nothing limits the ratio. 'mask' for DPPO, only in GRPO: it drops the "
-        "gradient of a token that has moved farther than `divergence_bound` in the direction of its advantage. Or the "
-        "import path of your own trust region, such as my_lib.MyRegion: a class derived from troll_trl.TrustRegion, or "
-        "a function that returns an instance. A class or function that needs an argument gets the config.",
+        "'projection' for TROLL. 'penalty' for TROLL's regression alone, on tokens outside of `kl_bound`: "
+        "nothing limits the ratio. 'mask' for DPPO, only in GRPO: a token that has moved farther than "
+        "`divergence_bound` in the direction of its advantage has no gradient. Or the import path of your own, "
+        "such as my_lib.MyRegion: a class derived from troll_trl.TrustRegion, or a function that makes one. "
+        "Either may take the config.",
     )
     divergence_type: str | None = setting(
         None,
-        "'binary_kl' is KL(q‖p) in the mask and KL(p‖q) in the penalty, with the policy p and the old policy q. The "
-        "mask's default is 'binary_tv', which is |p(a) − q(a)|. Both compare two outcomes, the sampled token a and all "
-        "others, and cost as little as a clip. The penalty's default is 'binary_kl'; the penalty also takes 'topk_kl', "
-        "which is KL(p‖q) over the kept tokens and the rest.",
+        "For the mask: 'binary_tv', |p(a) − q(a)| (default), or 'binary_kl', KL(q‖p). For the penalty: "
+        "'binary_kl', KL(p‖q) (default), or 'topk_kl', KL(p‖q) over the kept tokens and the rest. p is the "
+        "policy, q the old policy. The binary ones compare two outcomes, the sampled token a and all others.",
     )
     divergence_bound: float | None = setting(
         None,
@@ -66,25 +65,24 @@ class TrustRegionOptions(OmitHubToken, _TrlConfig):
         "0.15. For a KL: positive, in nats, by default 0.05.",
     )
     ratio_cap: float | None = setting(
-        None, "Cap C ≥ 1 on the ratio by which the mask scales a gradient: min(p(a)/q(a), C). By default there is none."
+        None, "Cap C ≥ 1 on the ratio by which the mask scales a gradient: min(p(a)/q(a), C). By default, none."
     )
     # After `__post_init__`, this is a number. `None` is refused. The type includes it because transformers' parser
     # reads `float | str` only as numbers
     kl_bound: float | str | None = setting(
         "auto",
-        "Bound ε, in nats: the projection keeps KL(π‖q) ≤ ε for every token's projected policy π and old policy q, and "
-        "the penalty acts on tokens with KL(p‖q) > ε. It must be positive. The penalty also takes 0, and then acts on "
-        "every token that has moved; inf switches the bound off. 'auto' becomes the paper's 0.05, except for GRPO's "
-        "projection with n > 8 optimizer updates per rollout batch, for which it becomes 0.05·(n/8)², at most 0.8. A "
-        "rollout batch is TRL's generation batch: all completions of one generation.",
+        "Bound ε > 0, in nats. The projection keeps KL(π‖q) ≤ ε for every token's projected policy π and old "
+        "policy q. The penalty acts on tokens with KL(p‖q) > ε; with 0, on every token that has moved. inf means "
+        "no bound. 'auto' is the paper's 0.05. For GRPO's projection with n > 8 optimizer updates per rollout "
+        "batch (all completions of one generation), it is 0.05·(n/8)², at most 0.8.",
     )
     regression_coef: float = setting(
         1.0, "Weight α ≥ 0 of the regression KL(p ‖ stopgrad π), which moves the policy p towards its projection π."
     )
     support_size: int | None = setting(
         None,
-        "Keep at most K ≥ 1 tokens per position, including the sampled one. All other tokens share one "
-        "rest bucket with their exact mass. By default 64; 20 if the old policy is the engine's.",
+        "Keep at most K ≥ 1 tokens per position, the sampled one included. All others share one rest bucket with "
+        "their exact mass. By default 64, or 20 with `old_policy` 'engine'.",
     )
 
     def __post_init__(self):
@@ -199,29 +197,27 @@ class TrollOptions(TrustRegionOptions):
 
     old_policy: str = setting(
         "trainer",
-        "The distribution that the trust region surrounds. 'trainer': the model's, computed by a pass over the "
-        "rollout batch. 'engine': vLLM's, from which the completions were sampled. No pass then scores them, and "
-        "`vllm_importance_sampling_correction` is off.",
+        "The distribution that the trust region surrounds. 'trainer': the model's, from a pass over the rollout "
+        "batch. 'engine': vLLM's. Then no pass scores the batch, and `vllm_importance_sampling_correction` is "
+        "off.",
     )
     tail_mass: float = setting(
         DEFAULT_TAIL_MASS, "Keep tokens by descending old probability until the rest has at most this mass δ in [0, 1)."
     )
     max_skipped_updates: int = setting(
         20,
-        "Stop the run after this many skipped updates in a row. The trainer skips an update that contains a NaN or an "
-        "infinity.",
+        "Skip an update that contains a NaN or an infinity. Stop the run after this many in a row.",
     )
     adaptive_learning_rate: bool = setting(
         False,
-        "Let the trust region set the learning rate: a factor between 1/100 and 10 multiplies the scheduled rate. The "
-        "factor is halved as soon as the policy has moved too far from the old policy, and grows after a rollout batch "
-        "in which the policy has hardly moved. Needs at least 2 updates per rollout batch. Works with the projection, "
-        "the penalty, and a trust region of your own with `policy_kl` in its `mean_metrics`.",
+        "Multiply the scheduled learning rate by a factor between 1/100 and 10, which falls if the policy moves "
+        "too far from the old policy, and grows if it hardly moves. Needs at least 2 updates per rollout batch, "
+        "and the projection, the penalty, or your own trust region with `policy_kl` in its `mean_metrics`.",
     )
     save_rollouts: bool = setting(
         True,
-        "Save an unfinished rollout batch with each checkpoint. A resumed run then repeats the uninterrupted run bit "
-        "for bit. docs/reliability.md states the size of the batch.",
+        "Save an unfinished rollout batch with each checkpoint, so a resumed run repeats the uninterrupted one "
+        "bit for bit. docs/reliability.md states its size.",
     )
 
     @property
@@ -327,49 +323,43 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
             Whether TRL's importance sampling corrects the loss for the difference between vLLM and the training model.
             By default it does, except with `old_policy` 'engine', which leaves nothing to correct.
         trust_region (`str`, *optional*, defaults to `'projection'`):
-            'projection' for TROLL. 'penalty' for TROLL's regression alone: it acts on tokens outside of `kl_bound`,
-            weighted by `regression_coef`, and nothing limits the ratio. 'mask' for DPPO, only in GRPO: it drops the
-            gradient of a token that has moved farther than `divergence_bound` in the direction of its advantage. Or the
-            import path of your own trust region, such as my_lib.MyRegion: a class derived from troll_trl.TrustRegion,
-            or a function that returns an instance. A class or function that needs an argument gets the config.
+            'projection' for TROLL. 'penalty' for TROLL's regression alone, on tokens outside of `kl_bound`: nothing
+            limits the ratio. 'mask' for DPPO, only in GRPO: a token that has moved farther than `divergence_bound` in
+            the direction of its advantage has no gradient. Or the import path of your own, such as my_lib.MyRegion: a
+            class derived from troll_trl.TrustRegion, or a function that makes one. Either may take the config.
         divergence_type (`str | None`, *optional*):
-            'binary_kl' is KL(q‖p) in the mask and KL(p‖q) in the penalty, with the policy p and the old policy q. The
-            mask's default is 'binary_tv', which is |p(a) − q(a)|. Both compare two outcomes, the sampled token a and
-            all others, and cost as little as a clip. The penalty's default is 'binary_kl'; the penalty also takes
-            'topk_kl', which is KL(p‖q) over the kept tokens and the rest.
+            For the mask: 'binary_tv', |p(a) − q(a)| (default), or 'binary_kl', KL(q‖p). For the penalty: 'binary_kl',
+            KL(p‖q) (default), or 'topk_kl', KL(p‖q) over the kept tokens and the rest. p is the policy, q the old
+            policy. The binary ones compare two outcomes, the sampled token a and all others.
         divergence_bound (`float | None`, *optional*):
             Largest divergence at which the mask keeps a token's gradient. For a total variation: in (0, 1), by default
             0.15. For a KL: positive, in nats, by default 0.05.
         ratio_cap (`float | None`, *optional*):
-            Cap C ≥ 1 on the ratio by which the mask scales a gradient: min(p(a)/q(a), C). By default there is none.
+            Cap C ≥ 1 on the ratio by which the mask scales a gradient: min(p(a)/q(a), C). By default, none.
         kl_bound (`float | str | None`, *optional*, defaults to `'auto'`):
-            Bound ε, in nats: the projection keeps KL(π‖q) ≤ ε for every token's projected policy π and old policy q,
-            and the penalty acts on tokens with KL(p‖q) > ε. It must be positive. The penalty also takes 0, and then
-            acts on every token that has moved; inf switches the bound off. 'auto' becomes the paper's 0.05, except for
-            GRPO's projection with n > 8 optimizer updates per rollout batch, for which it becomes 0.05·(n/8)², at most
-            0.8. A rollout batch is TRL's generation batch: all completions of one generation.
+            Bound ε > 0, in nats. The projection keeps KL(π‖q) ≤ ε for every token's projected policy π and old policy
+            q. The penalty acts on tokens with KL(p‖q) > ε; with 0, on every token that has moved. inf means no bound.
+            'auto' is the paper's 0.05. For GRPO's projection with n > 8 optimizer updates per rollout batch (all
+            completions of one generation), it is 0.05·(n/8)², at most 0.8.
         regression_coef (`float`, *optional*, defaults to `1.0`):
             Weight α ≥ 0 of the regression KL(p ‖ stopgrad π), which moves the policy p towards its projection π.
         support_size (`int | None`, *optional*):
-            Keep at most K ≥ 1 tokens per position, including the sampled one. All other tokens share one
-            rest bucket with their exact mass. By default 64; 20 if the old policy is the engine's.
+            Keep at most K ≥ 1 tokens per position, the sampled one included. All others share one rest bucket with
+            their exact mass. By default 64, or 20 with `old_policy` 'engine'.
         old_policy (`str`, *optional*, defaults to `'trainer'`):
-            The distribution that the trust region surrounds. 'trainer': the model's, computed by a pass over the
-            rollout batch. 'engine': vLLM's, from which the completions were sampled. No pass then scores them, and
-            `vllm_importance_sampling_correction` is off.
+            The distribution that the trust region surrounds. 'trainer': the model's, from a pass over the rollout
+            batch. 'engine': vLLM's. Then no pass scores the batch, and `vllm_importance_sampling_correction` is off.
         tail_mass (`float`, *optional*, defaults to `1e-05`):
             Keep tokens by descending old probability until the rest has at most this mass δ in [0, 1).
         max_skipped_updates (`int`, *optional*, defaults to `20`):
-            Stop the run after this many skipped updates in a row. The trainer skips an update that contains a NaN or an
-            infinity.
+            Skip an update that contains a NaN or an infinity. Stop the run after this many in a row.
         adaptive_learning_rate (`bool`, *optional*, defaults to `False`):
-            Let the trust region set the learning rate: a factor between 1/100 and 10 multiplies the scheduled rate. The
-            factor is halved as soon as the policy has moved too far from the old policy, and grows after a rollout
-            batch in which the policy has hardly moved. Needs at least 2 updates per rollout batch. Works with the
-            projection, the penalty, and a trust region of your own with `policy_kl` in its `mean_metrics`.
+            Multiply the scheduled learning rate by a factor between 1/100 and 10, which falls if the policy moves too
+            far from the old policy, and grows if it hardly moves. Needs at least 2 updates per rollout batch, and the
+            projection, the penalty, or your own trust region with `policy_kl` in its `mean_metrics`.
         save_rollouts (`bool`, *optional*, defaults to `True`):
-            Save an unfinished rollout batch with each checkpoint. A resumed run then repeats the uninterrupted run bit
-            for bit. docs/reliability.md states the size of the batch.
+            Save an unfinished rollout batch with each checkpoint, so a resumed run repeats the uninterrupted one bit
+            for bit. docs/reliability.md states its size.
 
     Raises:
         ValueError: an option is outside of its range, or TROLL cannot honour it (`loss_type` cispo, sapo or vespo;

@@ -50,12 +50,12 @@ class TrustRegionOutput:
 
 class TrustRegion:
     """
-    A function that takes log-probabilities of policy and old policy `(B, C, S)` and advantages `(B, 1)` or `(B, C)`,
-    all float32, and returns a [`TrustRegionOutput`].
+    A function of policy, old policy and advantages that returns a [`TrustRegionOutput`].
 
-    Slot 0 of the log-probabilities is the sampled token. With a support, `S = K + 1`: the kept tokens of the old policy
-    and the rest. Without one, `S = 1`. An unused slot is −∞ in both policies. At masked positions all mass is in the
-    last slot, and what the function returns there has no effect.
+    Policy and old policy are log-probabilities `(B, C, S)`, and advantages are `(B, 1)` or `(B, C)`, all float32. Slot
+    0 of the log-probabilities is the sampled token. With a support, `S = K + 1`: the kept tokens of the old policy and
+    the rest. Without one, `S = 1`. An unused slot is −∞ in both policies. At masked positions all mass is in the last
+    slot, and what the function returns there has no effect.
     """
 
     needs_support = True
