@@ -1,6 +1,7 @@
 """What stock TRL does wrong in silence is mended, or named, in TROLL's trainers and in the command's clip."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -201,14 +202,21 @@ def test_a_second_training_begins_with_fresh_samples(kind, tmp_path):
 def test_weights_in_16_bits_are_named(kind, tmp_path, caplog):
     """At 1e-6, 2 % of them changed in 16 updates."""
     lora = LoraConfig(r=2, target_modules=["q_proj"])
-    for dtype, options, warns in (
-        (torch.bfloat16, {}, 1),
-        (torch.float32, {}, 0),
-        (torch.bfloat16, {"peft_config": lora}, 0),
+    for dtype, options, quantized, warns in (
+        (torch.bfloat16, {}, False, 1),
+        (torch.float32, {}, False, 0),
+        (torch.bfloat16, {"peft_config": lora}, False, 0),
+        (torch.bfloat16, {"peft_config": lora}, True, 0),
     ):
         caplog.clear()
-        make_trainer(*MENDED[kind], tmp_path, model=tiny_model().to(dtype), beta=0.0, **options)
+        model = tiny_model().to(dtype)
+        if quantized:  # as bitsandbytes marks a model, of which TRL trains the adapter in bfloat16
+            model.is_quantized = model.is_loaded_in_4bit = True
+            model.hf_quantizer = SimpleNamespace(is_trainable=True)
+        trainer = make_trainer(*MENDED[kind], tmp_path, model=model, beta=0.0, **options)
         assert caplog.text.count("Trained weights are torch.bfloat16") == warns
+        trained = {parameter.dtype for parameter in trainer.model.parameters() if parameter.requires_grad}
+        assert trained == {torch.bfloat16 if warns or quantized else torch.float32}
 
 
 @pytest.mark.parametrize("kind", MENDED)

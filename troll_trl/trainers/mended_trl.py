@@ -70,6 +70,8 @@ class MendedTRL(_Trainer):
     def _warn_of_16_bits(self) -> None:
         # DeepSpeed and, in mixed precision, FSDP make float32 copies, which they train
         copies = self.is_deepspeed_enabled or (self.is_fsdp_enabled and self.accelerator.mixed_precision != "no")
+        if getattr(self.model, "is_quantized", False):  # TRL has its adapters in bfloat16, as QLoRA's authors do
+            return
         trained = {parameter.dtype for parameter in self.model.parameters() if parameter.requires_grad}
         if (found := trained & {torch.bfloat16, torch.float16}) and not copies:
             logger.warning(
