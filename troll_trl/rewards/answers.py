@@ -17,12 +17,12 @@ _BOX_OR_BRACE = re.compile(
     re.DOTALL,
 )
 _INNER_BOX = re.compile(rf"{_BOX}(?=\s*\{{)")
-# Thoughts, in the tags of many models: <think>, [THINK], <|begin_of_thought|>, <seed:think>, channels
+# Thoughts, in the tags of many models: <think>, [THINK], <|begin_of_thought|>, <seed:think>, channels, Apertus's inner
 _THOUGHT = re.compile(
     r"(?:<\|?|◁|\[(?=/?think))(?P<close>/|end_)?(?:\w{0,16}[:_])?"
     r"(?:think(?:ing)?|thoughts?|reason(?:ing)?|analysis|reflection|scratchpad|monologue|cot)(?:\s?\|?>|▷|\])"
-    r"|(?P<final><\|channel\|>\s*final\b[^<]{0,40}(?:<\|message\|>)?|<channel\|>|<\|content\|>)"
-    r"|<\|channel\|?>[^<]{0,40}(?:<\|message\|>)?",
+    r"|(?P<final><\|channel\|>\s*final\b[^<]{0,40}(?:<\|message\|>)?|<channel\|>|<\|content\|>|<\|inner_suffix\|>)"
+    r"|<\|inner_prefix\|>|<\|channel\|?>[^<]{0,40}(?:<\|message\|>)?",
     re.IGNORECASE,
 )
 # What an answer is found by and may be a special token
