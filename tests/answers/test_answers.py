@@ -54,6 +54,9 @@ EXTRACTED = [
     (r"$\boxed{5}$ \quad\Longrightarrow\quad $\boxed{7}$", "7"),
     (r"\boxed{5} => \boxed{6} → \boxed{7}", "7"),
     (r"\boxed{5} \top \boxed{7}", "{5}, {7}"),
+    (r"A → \boxed{1}, B → \boxed{2}", "{1}, {2}"),  # arrows from names to values, not from a step to the next
+    (r"$x \Rightarrow \boxed{1}$ or $x \to \boxed{2}$", "{1}, {2}"),
+    (r"x = \boxed{1}, \to \boxed{2}", "{1}, {2}"),
     # A box that only shows where the answer goes
     (r"\boxed{5}. I used \boxed{} as \boxed{\text{your answer}} and \boxed{\dots}", "5"),
     (r"The answer is 5. \boxed{}", "5"),

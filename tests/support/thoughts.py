@@ -4,6 +4,7 @@ from troll_trl.small_models import make_tokenizer
 
 TAGS = ["<|channel|>", "<|message|>", "[THINK]", "[/THINK]", "<think>", "</think>", "<|think|>", "<|content|>"]
 TAGS += ["<|channel>", "<channel|>", "<|START_THINKING|>", "<|END_THINKING|>", "<answer>", "</answer>", "<|end|>"]
+TAGS += ["<|inner_prefix|>", "<|inner_suffix|>"]
 ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|end|><|channel|>final<|message|>"
 # The gold answer is 4; with the right rewards
 THOUGHTS = [
@@ -17,6 +18,8 @@ THOUGHTS = [
     (r"<|channel>thought So \boxed{5}.<channel|>The answer is 4.", 1.0),
     (r"<|channel>thought So \boxed{4}, but wait", 0.0),
     (r"<|START_THINKING|>So \boxed{5}.<|END_THINKING|>The answer is 4.", 1.0),
+    (r"<|inner_prefix|>So \boxed{5}.<|inner_suffix|>The answer is 4.", 1.0),
+    (r"<|inner_prefix|>So \boxed{4}, but wait", 0.0),
     (r"<|think|>So \boxed{5}.<|end|><|content|>The answer is 4.", 1.0),
     ("It is 5. <answer>4</answer>", 1.0),
     (r"So \boxed{4}.<|end|>", 1.0),

@@ -1,6 +1,7 @@
 """What stock TRL does wrong in silence is mended, or named, in TROLL's trainers and in the command's clip."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -90,10 +91,28 @@ def test_a_subclass_that_shapes_rewards_keeps_its_signal(tmp_path):
     assert advantages((Shaped, OURS["grpo"][1]), tmp_path, [[0.35] * 8]).all()
 
 
-def test_groups_are_equal_function_by_function():
+@pytest.mark.parametrize("method", ["troll", "clip"])
+def test_a_reward_that_is_missing_for_one_completion_is_no_difference(method, tmp_path):
+    """Such as a lost verifier's among wrong answers: with `normalize_then_sum`, rounding gave advantages of 0.6."""
+    rewards, options = [[0.35] * 7 + [0.7] * 7, ([None] + [0.2] * 6) * 2], {"num_generations": 7}
+    by_function = options | {"multi_objective_aggregation": "normalize_then_sum"}
+    assert not advantages(MENDED[f"{method} grpo"], tmp_path, rewards, **by_function).any()
+    assert advantages(MENDED[f"{method} grpo"], tmp_path, rewards, **options).all()  # the sums differ
+    assert not advantages(MENDED[f"{method} grpo"], tmp_path, [rewards[0], ([None] + [0.0] * 6) * 2], **options).any()
+
+
+def test_equal_sums_have_no_advantage_unless_functions_are_normalized_one_by_one(tmp_path):
+    rewards = [[0.1, 0.3] * 3 + [0.1], [0.15, 0.05] * 3 + [0.15]]
+    options = {"num_generations": 7, "reward_weights": [1.0, 2.0]}
+    assert not advantages(OURS["grpo"], tmp_path, rewards, **options).any()
+    options["multi_objective_aggregation"] = "normalize_then_sum"
+    assert advantages(OURS["grpo"], tmp_path, rewards, **options).all()
+
+
+def test_groups_are_equal_column_by_column():
     nan = math.nan
-    rows = [[1, 2], [1, 2], [1, 2], [1, 3], [nan, 2], [nan, 2], [nan, 2], [1, 2], [nan, nan], [1, 2], *[[nan, nan]] * 2]
-    assert in_equal_groups(torch.tensor(rows), 2)[::2].tolist() == [True, False, True, False, True, False]
+    rows = [[1, 2], [1, 2], [1, 2], [1, 3], [nan, 2], [nan, 2], [nan, 2], [1, 3], [nan, nan], [1, 2], *[[nan, nan]] * 2]
+    assert in_equal_groups(torch.tensor(rows), 2)[::2].tolist() == [True, False, True, False, True, True]
 
 
 # -- Fresh samples ----------------------------------------------------------------------------------------------------
@@ -154,6 +173,28 @@ def test_no_sample_is_of_weights_that_are_gone(kind, run):
     assert len(trainer.vllm_generation.fresh) >= 9 and all(trainer.vllm_generation.fresh)
 
 
+@pytest.mark.parametrize("kind", MENDED)
+def test_a_second_training_begins_with_fresh_samples(kind, tmp_path):
+    """It continued the rollout batch in which the first one had ended."""
+    events = []
+
+    class Steps(TrainerCallback):
+        def on_step_begin(self, *args, **kwargs):
+            events.append("step")
+
+    def reward(completion_ids, **_):
+        events.append("generation")
+        return [float(ids[0]) for ids in completion_ids]
+
+    trainer = make_trainer(*MENDED[kind], tmp_path, reward=reward, max_steps=3, beta=0.0)  # of 4 in a rollout batch
+    trainer.add_callback(Steps())
+    trainer.train()
+    first = events.copy()
+    assert sorted(first) == ["generation", "step", "step", "step"]
+    trainer.train()
+    assert events == first * 2
+
+
 # -- Warnings ---------------------------------------------------------------------------------------------------------
 
 
@@ -161,14 +202,21 @@ def test_no_sample_is_of_weights_that_are_gone(kind, run):
 def test_weights_in_16_bits_are_named(kind, tmp_path, caplog):
     """At 1e-6, 2 % of them changed in 16 updates."""
     lora = LoraConfig(r=2, target_modules=["q_proj"])
-    for dtype, options, warns in (
-        (torch.bfloat16, {}, 1),
-        (torch.float32, {}, 0),
-        (torch.bfloat16, {"peft_config": lora}, 0),
+    for dtype, options, quantized, warns in (
+        (torch.bfloat16, {}, False, 1),
+        (torch.float32, {}, False, 0),
+        (torch.bfloat16, {"peft_config": lora}, False, 0),
+        (torch.bfloat16, {"peft_config": lora}, True, 0),
     ):
         caplog.clear()
-        make_trainer(*MENDED[kind], tmp_path, model=tiny_model().to(dtype), beta=0.0, **options)
+        model = tiny_model().to(dtype)
+        if quantized:  # as bitsandbytes marks a model, of which TRL trains the adapter in bfloat16
+            model.is_quantized = model.is_loaded_in_4bit = True
+            model.hf_quantizer = SimpleNamespace(is_trainable=True)
+        trainer = make_trainer(*MENDED[kind], tmp_path, model=model, beta=0.0, **options)
         assert caplog.text.count("Trained weights are torch.bfloat16") == warns
+        trained = {parameter.dtype for parameter in trainer.model.parameters() if parameter.requires_grad}
+        assert trained == {torch.bfloat16 if warns or quantized else torch.float32}
 
 
 @pytest.mark.parametrize("kind", MENDED)

@@ -17,12 +17,12 @@ _BOX_OR_BRACE = re.compile(
     re.DOTALL,
 )
 _INNER_BOX = re.compile(rf"{_BOX}(?=\s*\{{)")
-# Thoughts, in the tags of many models: <think>, [THINK], <|begin_of_thought|>, <seed:think>, channels
+# Thoughts, in the tags of many models: <think>, [THINK], <|begin_of_thought|>, <seed:think>, channels, Apertus's inner
 _THOUGHT = re.compile(
     r"(?:<\|?|◁|\[(?=/?think))(?P<close>/|end_)?(?:\w{0,16}[:_])?"
     r"(?:think(?:ing)?|thoughts?|reason(?:ing)?|analysis|reflection|scratchpad|monologue|cot)(?:\s?\|?>|▷|\])"
-    r"|(?P<final><\|channel\|>\s*final\b[^<]{0,40}(?:<\|message\|>)?|<channel\|>|<\|content\|>)"
-    r"|<\|channel\|?>[^<]{0,40}(?:<\|message\|>)?",
+    r"|(?P<final><\|channel\|>\s*final\b[^<]{0,40}(?:<\|message\|>)?|<channel\|>|<\|content\|>|<\|inner_suffix\|>)"
+    r"|<\|inner_prefix\|>|<\|channel\|?>[^<]{0,40}(?:<\|message\|>)?",
     re.IGNORECASE,
 )
 # What an answer is found by and may be a special token
@@ -36,7 +36,12 @@ _PLACEHOLDER = re.compile(
 # Boxes with only these between them state one answer together: \boxed{1} \quad\text{and}\quad \boxed{2}
 _SAYS_NOTHING = re.compile(r"\\[A-Za-z]+|\\|\d+(?:pt|em|ex|cm|mm)\b|[^\w\\]+|_")
 _CONNECTING = frozenset(["and", "or", "also", "either", "maybe", "perhaps", "possibly", "part", "case", "for"])
-_ARROW = re.compile(r"\\(?:to|implies|leadsto|mapsto|x?(?:long)?rightarrow)(?![A-Za-z])|[-=]>|[→⇒⟶⟹↦]", re.IGNORECASE)
+# An arrow that follows a box. In "A → \boxed{1}, B → \boxed{2}", arrows name the parts of a list
+_ARROW = re.compile(
+    r"(?:\\(?:q?quad|[^A-Za-z])|[^\w\\,;])*"
+    r"(?:\\(?:to|implies|leadsto|mapsto|x?(?:long)?rightarrow)(?![A-Za-z])|[-=]>|[→⇒⟶⟹↦])",
+    re.IGNORECASE,
+)
 _ALTERNATIVE = re.compile(r"\b(?:or|alternatively)\b[^.\n]*\Z")
 # Possessive quantifiers (`*+`): a run of blanks is read once, however the match ends
 _MARKER = re.compile(
@@ -154,7 +159,7 @@ def _boxes(text: str) -> list[Box]:
 
 
 def _connects(between: str) -> bool:
-    if len(between) > MAX_EXPRESSION_CHARACTERS or _ARROW.search(between):  # from a step to the answer
+    if len(between) > MAX_EXPRESSION_CHARACTERS or _ARROW.match(between):  # from a step to the answer
         return False
     words = _SAYS_NOTHING.sub(" ", between).casefold().split()
     return all(word in _CONNECTING or len(word) == 1 for word in words) or bool(_ALTERNATIVE.search(between))

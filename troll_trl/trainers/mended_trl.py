@@ -24,6 +24,7 @@ class MendedTRL(_Trainer):
       RLOO's reward contains the reference KL, so with `beta` its groups stay as they are;
     - `train` and `evaluation_loop` have vLLM load the current weights. TRL compares only the numbers of steps, which
       are equal after `load_best_model_at_end`, in a second training, and after changes by hand;
+    - `train` drops a rollout batch that an earlier training left unfinished;
     - `__init__` warns about weights in 16 bits, and about prompts that end in EOS.
     """
 
@@ -47,8 +48,11 @@ class MendedTRL(_Trainer):
         rewards, self._gathered_rewards = self._gathered_rewards, None
         if rewards is None or (isinstance(self, RLOOTrainer) and self.beta != 0):
             return batch
+        weighted = rewards * self.reward_weights.to(rewards.device)
+        if isinstance(self, RLOOTrainer) or self.multi_objective_aggregation == "sum_then_normalize":
+            weighted = weighted.nansum(1).masked_fill(rewards.isnan().all(1), torch.nan).unsqueeze(1)  # TRL's sum
         group = self.num_generations if self.model.training else self.num_generations_eval
-        equal = in_equal_groups(rewards * self.reward_weights.to(rewards.device), group)
+        equal = in_equal_groups(weighted, group)
         rows = len(batch["advantages"])
         first = self.accelerator.process_index * rows
         batch["advantages"] = batch["advantages"].masked_fill(equal[first : first + rows], 0.0)
@@ -56,6 +60,7 @@ class MendedTRL(_Trainer):
 
     def train(self, *args, **kwargs):
         self._last_loaded_step = -1
+        self._step, self._buffered_inputs = 0, None
         return super().train(*args, **kwargs)
 
     def evaluation_loop(self, *args, **kwargs):
@@ -65,6 +70,8 @@ class MendedTRL(_Trainer):
     def _warn_of_16_bits(self) -> None:
         # DeepSpeed and, in mixed precision, FSDP make float32 copies, which they train
         copies = self.is_deepspeed_enabled or (self.is_fsdp_enabled and self.accelerator.mixed_precision != "no")
+        if getattr(self.model, "is_quantized", False):  # TRL has its adapters in bfloat16, as QLoRA's authors do
+            return
         trained = {parameter.dtype for parameter in self.model.parameters() if parameter.requires_grad}
         if (found := trained & {torch.bfloat16, torch.float16}) and not copies:
             logger.warning(
@@ -86,17 +93,15 @@ class MendedTRL(_Trainer):
 
 def in_equal_groups(rewards: torch.Tensor, group: int) -> torch.Tensor:
     """
-    Return `(n,)`, whether the completions of a row's group have equal rewards, function by function.
+    Return `(n,)`, whether the completions of a row's group have equal rewards, column by column.
 
     Args:
         rewards (`torch.Tensor`):
-            `(n, functions)`, a group in consecutive rows. NaN if a function does not apply to a completion. Completions
-            to which none applies are left out.
+            `(n, columns)`, of functions that TRL normalizes one by one, or their sum. A group is in consecutive rows.
+            NaN, for a completion without a reward, is left out, as in TRL's means.
         group (`int`):
             Number of completions of a group.
     """
-    known = ~rewards.isnan().all(1, keepdim=True)  # (n, 1)
-    rewards = rewards.nan_to_num(nan=torch.inf)  # so two NaN are equal
-    by_group = lambda fill: rewards.masked_fill(~known, fill).view(-1, group, rewards.shape[1])
-    equal = by_group(torch.inf).amin(1) == by_group(-torch.inf).amax(1)  # (groups, functions)
+    by_group = lambda fill: rewards.masked_fill(rewards.isnan(), fill).view(-1, group, rewards.shape[1])
+    equal = by_group(torch.inf).amin(1) >= by_group(-torch.inf).amax(1)  # (groups, columns), also if all are NaN
     return equal.all(1).repeat_interleave(group)
