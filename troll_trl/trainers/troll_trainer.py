@@ -79,13 +79,13 @@ class TrollTrainer(SampledAsConfigured):
     # -- Construction -----------------------------------------------------------------------------------------------
 
     def __init__(self, model, reward_funcs=None, args=None, *others, **kwargs):
+        args = self._own_config(model, args)  # before the first warning: accelerate's logger needs the state it makes
         check_class(type(self))
         if type(self)._compute_loss.__module__.startswith("trl."):  # `_compute_loss = GRPOTrainer._compute_loss`
             raise TypeError(
                 f"{type(self).__name__}._compute_loss is TRL's own, which would train without a trust region and "
                 "without a clip. Remove it from the class, or call `super()._compute_loss(model, inputs)`."
             )
-        args = self._own_config(model, args)
         check_vllm(args)
         self.trust_region = self._make_trust_region(args)
         if args.uses_mask:
