@@ -73,6 +73,12 @@ def test_a_saved_state_continues_the_rollout_batch(signals):
         assert factors(signals, cut=cut) == factors(signals)
 
 
+def test_the_tokens_of_the_loss_count_and_no_kl_is_negative():
+    own = rule()
+    own.add(torch.tensor([[True, True, False]]), torch.tensor([[0.5, -0.25, math.nan]]), torch.tensor([[-1.0]]))
+    assert own.sums.tolist() == [0.5, 0.25, 2, 2]
+
+
 def settled(start, noise=0.3, batches=40, updates=8, seed=0):
     """The rates of a closed loop after half of its batches: KL is `c·(sum of the batch's rates)²`, with noise."""
     generator, own, rates = torch.Generator().manual_seed(seed), rule(), []
@@ -141,6 +147,7 @@ def test_the_signal_is_the_self_weighted_kl(tmp_path, monkeypatch):
     seen, add = [], AdaptiveLearningRate.add
 
     def recording(self, mask, policy_kl, advantages):
+        assert advantages.shape[1] == 1, "without the regression"
         seen.append(policy_kl[mask])
         add(self, mask, policy_kl, advantages)
 

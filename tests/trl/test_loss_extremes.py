@@ -12,7 +12,7 @@ from tests.trl.reference_loss import mask, penalty, projection
 from tests.trl.test_loss import SUPPORT, OwnGRPO, assert_is_reference, loss_of, own
 from tests.trl_comparison import OURS, logged, make_trainer, off_policy
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
-from troll_trl.trainers.loss import Ratio, limit_log_ratio, masked_columns
+from troll_trl.trainers.loss import Ratio, bound, limit_log_ratio, masked_columns
 from troll_trl.trust_region.regions import TrustRegionOutput
 from troll_trl.trust_region.sparse import SparseDistribution
 
@@ -129,6 +129,12 @@ def test_the_limit_of_a_completions_mean_leaves_out_the_padding():
     log_probs, mask = torch.tensor([[-90.0, -70.0, 0.0, 0.0]]), torch.tensor([[True, True, False, False]])
     limited = limit_log_ratio(TrustRegionOutput(log_probs), torch.zeros(1, 4), mask, Ratio.MEAN)
     assert Ratio.MEAN.log(log_probs, limited, mask).item() == -40
+
+
+def test_rounded_log_probabilities_are_refused():
+    rounded = torch.zeros(1, 1, 2, dtype=torch.bfloat16)
+    with pytest.raises(TypeError, match=r"are torch\.bfloat16, not float32"):
+        bound(OwnGRPO._make_trust_region(None, None), rounded, rounded, torch.ones(1, 1), torch.ones(1, 1).bool())
 
 
 def test_without_a_weight_a_ratio_has_no_upper_limit():
