@@ -50,7 +50,9 @@ class TrollTrainer(SampledAsConfigured):
 
     In a run, TRL and the Trainer call, in this order:
 
-    - `__init__`, which makes the trust region, the support and the metrics, and `train`;
+    - `__init__`, which makes the trust region, the support and the metrics, and in TRL's part of it
+      `create_accelerator_and_postprocess`, which keeps the dtype of the model's outputs;
+    - `train`, which adds the callback of the adaptive learning rate;
     - for each generation batch, here a *rollout batch*, `_generate_and_score_completions`, which adds the old policy to
       the batch. While it runs, `_rollout` is set, and TRL calls
         - `_generate`: with an `engine_policy`, the engine's answers are kept;
