@@ -60,7 +60,14 @@ class Code(NamedTuple):
     names: str
 
     def missing(self, instance: Any) -> list[str]:
-        found = _names_in(inspect.unwrap(resolve_name(self.path)).__code__)
+        function = inspect.unwrap(resolve_name(self.path))
+        if function.__module__.partition(".")[0] not in TESTED:  # a user's patch, not another version
+            logger.warning_once(
+                f"{function.__module__} has replaced {self.path}, so troll_trl cannot check that it still uses "
+                f"{', '.join(self.names.split())}. If the new function calls the old one, apply `functools.wraps`."
+            )
+            return []
+        found = _names_in(function.__code__)
         return [f"`{name}` in {self.path}" for name in self.names.split() if name not in found]
 
 
@@ -103,8 +110,9 @@ _GRPO_COLUMNS = f"{_COLUMNS} tool_mask num_items_in_batch old_per_token_logps re
 _GRPO_COLUMNS += " sampling_per_token_logps importance_sampling_ratio"
 
 
-def _of_both(trainer: str, columns: str) -> tuple[Entry, ...]:
-    """What we use of either trainer. `columns` are those that its rollout writes, and its loss reads."""
+def _of_both(trainer: str, columns: str, in_loss: str = "") -> tuple[Entry, ...]:
+    """What we use of either trainer. `columns` are those that its rollout writes, and its loss reads. `in_loss` are
+    further names in its loss."""
     return (
         Override(f"{trainer}._generate"),
         Override(f"{trainer}._generate_and_score_completions"),
@@ -113,7 +121,7 @@ def _of_both(trainer: str, columns: str) -> tuple[Entry, ...]:
         Override(f"{trainer}._calculate_rewards"),
         Code(f"{trainer}.__init__", "vllm_generation generation_config _last_loaded_step"),
         Code(f"{trainer}._generate_and_score_completions", columns),
-        Code(f"{trainer}._compute_loss", columns),
+        Code(f"{trainer}._compute_loss", f"{columns} epsilon_low epsilon_high {in_loss}"),  # we set the clip range
         # The contract of the LM head
         Code(f"{trainer}._get_per_token_logps_and_entropies", "labels fused_lm_head log_probs entropy aux_loss"),
     )
@@ -135,7 +143,7 @@ PRIVATE: dict[str, tuple[Entry, ...]] = {
         Code("trl.trainer.base_trainer._BaseTrainer.create_model_card", "_name _paper _tag_names"),
     ),
     "TrustRegionGRPO": (
-        *_of_both("trl.GRPOTrainer", _GRPO_COLUMNS),
+        *_of_both("trl.GRPOTrainer", _GRPO_COLUMNS, "get_off_policy_mask"),
         Override("trl.GRPOTrainer.get_off_policy_mask", "per_token_logps advantages sampling_per_token_logps"),
         Code("trl.GRPOTrainer.__init__", "rollout_func"),
         Attributes("importance_sampling_level vllm_importance_sampling_correction"),
@@ -239,7 +247,8 @@ def refuse_missing(classes: Iterable[str], instance: Any = None) -> None:
     if missing:
         versions = untested(*TESTED) or {name: import_module(name).__version__ for name in TESTED}
         found = ", ".join(f"{name} {version}" for name, version in versions.items())
-        raise ImportError(f"troll_trl needs {', '.join(missing)}, which is not in {found}. {install(*versions)}.")
+        names = ", ".join(dict.fromkeys(missing))  # two classes may need one attribute
+        raise ImportError(f"troll_trl needs {names}, which is not in {found}. {install(*versions)}.")
 
 
 def check_class(trainer_class: type) -> None:

@@ -68,9 +68,17 @@ def test_the_rule():
 
 @pytest.mark.parametrize("signals", [[0, 12, 11, 11], [0, 3.1, 1], [0, 1, 2.9]])
 def test_a_saved_state_continues_the_rollout_batch(signals):
-    """Without the largest signal so far, the second one would let the factor grow."""
+    """Without the largest signal so far, the second one would let the factor grow. So would a count that is lost, or it
+    would keep the factor from growing."""
     for cut in range(1, len(signals)):
-        assert factors(signals, cut=cut) == factors(signals)
+        for learning in (0.04, 0.05):
+            assert factors(signals, cut=cut, learning=learning) == factors(signals, learning=learning)
+
+
+def test_the_tokens_of_the_loss_count_and_no_kl_is_negative():
+    own = rule()
+    own.add(torch.tensor([[True, True, False]]), torch.tensor([[0.5, -0.25, math.nan]]), torch.tensor([[-1.0]]))
+    assert own.sums.tolist() == [0.5, 0.25, 2, 2]
 
 
 def settled(start, noise=0.3, batches=40, updates=8, seed=0):
@@ -141,6 +149,7 @@ def test_the_signal_is_the_self_weighted_kl(tmp_path, monkeypatch):
     seen, add = [], AdaptiveLearningRate.add
 
     def recording(self, mask, policy_kl, advantages):
+        assert advantages.shape[1] == 1, "without the regression"
         seen.append(policy_kl[mask])
         add(self, mask, policy_kl, advantages)
 
@@ -250,7 +259,7 @@ def test_no_growth_during_the_warm_up(tmp_path):
     options = ADAPTIVE | {
         "learning_rate": 1e-5,
         "lr_scheduler_type": "constant_with_warmup",
-        "warmup_steps": 8,
+        "warmup_steps": 11,  # ends within a rollout batch, at its last update
     }
     trainer = make_trainer(*OURS["grpo"], tmp_path, **options)
     trainer.train()

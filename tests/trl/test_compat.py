@@ -13,6 +13,7 @@ from types import FunctionType, SimpleNamespace
 
 import pytest
 import trl
+from accelerate import PartialState
 from accelerate.optimizer import AcceleratedOptimizer
 from transformers import Trainer, TrainingArguments
 from trl import GRPOTrainer, RLOOTrainer
@@ -20,7 +21,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer.base_trainer import _BaseTrainer
 
 from tests.support.repository import ROOT
-from tests.tiny import saved_model, tiny_model
+from tests.tiny import saved_model, tiny_model, tiny_prompts, tiny_tokenizer, token_reward
 from tests.trl_comparison import make_trainer
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer, compat
 from troll_trl.cli import check, train
@@ -63,7 +64,7 @@ def rename(monkeypatch, entry, name):
             owner, attribute, FunctionType(without(plain.__code__, name), plain.__globals__, closure=plain.__closure__)
         )
     else:
-        fake = lambda *args, **kwargs: None
+        fake = functools.wraps(original)(lambda *args, **kwargs: None)
         signature = inspect.signature(original)
         left = [value for key, value in signature.parameters.items() if key != name]
         fake.__signature__ = signature.replace(parameters=left)
@@ -107,7 +108,8 @@ def test_a_trainer_checks_the_entries_of_all_its_classes(trainer, tmp_path, monk
 
 def make_async_trainer():
     module = pytest.importorskip("troll_trl.experimental.async_grpo", exc_type=ImportError)
-    module.AsyncTrollGRPOTrainer("model")
+    args = module.AsyncTrollGRPOConfig("folder", use_cpu=True, bf16=False)
+    module.AsyncTrollGRPOTrainer("model", args=args)
 
 
 OTHERS = {
@@ -135,6 +137,15 @@ def test_an_argument_that_we_do_not_pass_is_named(monkeypatch):
     generate = GRPOTrainer._generate
     monkeypatch.setattr(GRPOTrainer, "_generate", lambda self, prompts, folder: generate(self, prompts))
     refuse_missing(["TrustRegionGRPO"])
+
+
+def test_a_users_patch_without_functools_wraps_is_named_and_trains(tmp_path, monkeypatch, caplog):
+    """It says nothing about TRL's version, but its code names nothing of TRL's, and the trainer did not start."""
+    generate = GRPOTrainer._generate_and_score_completions
+    monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", lambda self, inputs: generate(self, inputs))
+    trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, max_steps=1)
+    assert caplog.text.count(f"{__name__} has replaced trl.GRPOTrainer._generate_and_score_completions") == 1
+    trainer.train()
 
 
 @pytest.mark.parametrize("algorithm", ["GRPO", "RLOO"])
@@ -169,6 +180,19 @@ def test_a_version_that_was_not_tested_is_named(tmp_path, monkeypatch, caplog):
     assert "not tested with trl 1.99.0. Install 'trl==1.16.*', or run `troll check`" in caplog.text
     monkeypatch.setattr(trl, "__version__", "1.9.1")
     assert compat.untested("trl") == {}
+
+
+def test_an_untested_version_is_named_without_a_config(tmp_path, monkeypatch, caplog):
+    """accelerate's logger needs the state that a config makes: the warning ended in a `RuntimeError`."""
+
+    class WithoutConfig(TrollGRPOTrainer):
+        _config_class = staticmethod(lambda folder: TrollGRPOConfig(folder, use_cpu=True, bf16=False))
+
+    monkeypatch.setattr(trl, "__version__", "1.99.0")
+    monkeypatch.setattr(PartialState, "_shared_state", {})
+    monkeypatch.chdir(tmp_path)
+    WithoutConfig(tiny_model(), token_reward, train_dataset=tiny_prompts(), processing_class=tiny_tokenizer())
+    assert "not tested with trl 1.99.0" in caplog.text
 
 
 def test_more_results_of_trls_methods_are_passed_on(tmp_path, monkeypatch):

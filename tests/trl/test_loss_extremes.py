@@ -12,7 +12,8 @@ from tests.trl.reference_loss import mask, penalty, projection
 from tests.trl.test_loss import SUPPORT, OwnGRPO, assert_is_reference, loss_of, own
 from tests.trl_comparison import OURS, logged, make_trainer, off_policy
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
-from troll_trl.trainers.loss import masked_columns
+from troll_trl.trainers.loss import Ratio, bound, limit_log_ratio, masked_columns
+from troll_trl.trust_region.regions import TrustRegionOutput
 from troll_trl.trust_region.sparse import SparseDistribution
 
 SEQUENCE = {"importance_sampling_level": "sequence", "loss_type": "grpo"}
@@ -121,6 +122,25 @@ def test_a_mask_at_a_log_ratio_of_100(cap, left, tmp_path):
     else:
         tokens = inputs["num_items_in_batch"].item() / trainer.args.steps_per_generation
         assert loss == pytest.approx(5 * -inputs["advantages"][0].item() / tokens, rel=1e-5)
+
+
+def test_the_limit_of_a_completions_mean_leaves_out_the_padding():
+    """The limit shifts the old policy of the padding, too. With a mean over that, the regression would vanish."""
+    log_probs, mask = torch.tensor([[-90.0, -70.0, 0.0, 0.0]]), torch.tensor([[True, True, False, False]])
+    limited = limit_log_ratio(TrustRegionOutput(log_probs), torch.zeros(1, 4), mask, Ratio.MEAN)
+    assert Ratio.MEAN.log(log_probs, limited, mask).item() == -40
+
+
+def test_rounded_log_probabilities_are_refused():
+    rounded = torch.zeros(1, 1, 2, dtype=torch.bfloat16)
+    with pytest.raises(TypeError, match=r"are torch\.bfloat16, not float32"):
+        bound(OwnGRPO._make_trust_region(None, None), rounded, rounded, torch.ones(1, 1), torch.ones(1, 1).bool())
+
+
+def test_without_a_weight_a_ratio_has_no_upper_limit():
+    """It overflows, and the guard skips its update. With a limit, the update would be taken."""
+    log_q = torch.zeros(1, 1)
+    assert limit_log_ratio(TrustRegionOutput(log_q + 90), log_q, torch.ones(1, 1).bool(), Ratio.TOKEN) == 0
 
 
 COLUMNS = ["old_sparse_logps", "old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps"]

@@ -56,7 +56,7 @@ def test_the_runs_above_can_fail(tmp_path):
 
 def test_differences_of_rounding_are_none_and_larger_ones_stay():
     policy = torch.tensor([-0.1, -30.0, -0.1, -30.0, 0.0])
-    reference = policy + torch.tensor([5e-7, 4e-6, 1e-4, 1e-3, 0.0])
+    reference = policy + torch.tensor([5e-7, 4e-6, 1e-4, 1e-3, 5e-6])
     expected = torch.stack([policy[0], policy[1], reference[2], reference[3], policy[4]])
     assert torch.equal(ignore_rounding(reference, policy), expected)
 

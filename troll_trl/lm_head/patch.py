@@ -144,6 +144,7 @@ class _Targets(NamedTuple):
 
 
 def _targets(labels: torch.Tensor) -> _Targets:
+    """Return the positions whose next token is a label, from `labels` `(B, T)`."""
     shifted = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL).flatten()  # (B·T,)
     # One `nonzero` for all tensors: each boolean index would wait for the device
     positions = (shifted != IGNORED_LABEL).nonzero().squeeze(1)
@@ -154,6 +155,7 @@ def _targets(labels: torch.Tensor) -> _Targets:
 def _sparse_forward(
     model, args, kwargs, query: _Query, transform: LogitTransform, cast_lm_head_to_fp32: bool
 ) -> SparseCausalLMOutput:
+    """Run the backbone on `args` and `kwargs`, and the head on its hidden states. Add the MoE auxiliary loss."""
     text_config = model.config.get_text_config()
     # Like the model's own forward, request router logits when the config asks for them
     if getattr(text_config, "output_router_logits", False):
@@ -179,7 +181,7 @@ def _sparse_forward(
 def _head(
     model, hidden: torch.Tensor, query: _Query, transform: LogitTransform, cast_lm_head_to_fp32: bool
 ) -> SparseCausalLMOutput:
-    """The output for hidden states `(B, T, H)`."""
+    """Return the output for hidden states `(B, T, H)`."""
     lm_head = model.get_output_embeddings()
     weight, bias = lm_head.weight, lm_head.bias
     # If the model is split across devices, the backbone can end on a different device from the head
@@ -232,7 +234,7 @@ def _gathered(parameter: DTensor) -> torch.Tensor:
 def _supports_at(
     token_ids: torch.Tensor, shape: torch.Size, outputs: torch.Tensor, sampled_ids: torch.Tensor, vocabulary: int
 ) -> torch.Tensor:
-    """Supports `(N, K)` of the outputs `(N,)`, from `(B, T' ≤ T − 1, K)` aligned to the end."""
+    """Return the supports `(N, K)` of the outputs `(N,)`, from `(B, T' ≤ T − 1, K)` aligned to the end."""
     missing = shape[1] - token_ids.shape[1]
     if token_ids.shape[0] != shape[0] or missing < 0:
         raise ValueError(

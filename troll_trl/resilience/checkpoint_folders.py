@@ -111,7 +111,7 @@ def publish(folder: Path, destination: Path) -> None:
 
 def date_last(folder: Path) -> None:
     """Date a checkpoint at least two seconds after the others. transformers deletes the oldest by date, but a clock may
-    have been set back, or a folder copied. If all dates are within a second, it goes by the steps."""
+    have been set back, or a folder copied. If all dates are within a second, transformers ignores them."""
     others = [path.stat().st_mtime for path in folder.parent.glob(f"{CHECKPOINT}*") if path != folder]
     date = max([folder.stat().st_mtime, *(other + 2 for other in others)])
     os.utime(folder, (date, date))

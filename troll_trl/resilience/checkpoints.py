@@ -59,6 +59,7 @@ class CheckpointedTrainer(_Trainer):
     Mixin for a TRL trainer whose checkpoints are complete or absent, and which resumes exactly, even inside a rollout
     batch. It warns about options that differ in a resumed run. On SIGTERM, it saves and ends with code 143.
 
+    - `__init__` replaces transformers' callback for SIGTERM;
     - `train` resumes from the checkpoint that [`find_checkpoint`] finds;
     - `_save_checkpoint`, `_get_output_dir` and `_push_from_checkpoint` write to a temporary folder, then rename it;
     - `_run_epoch` restores TRL's rollout batch and its position in the data;
@@ -197,6 +198,7 @@ class CheckpointedTrainer(_Trainer):
         return [*value.items()] if isinstance(value, dict) else [("", value)]
 
     def _save_state(self, folder: Path) -> None:
+        """Write this rank's counters, and its rollout batch if that is unfinished."""
         info = {
             "step": self._step,
             "loss": self._tr_loss.item(),
@@ -253,6 +255,8 @@ class CheckpointedTrainer(_Trainer):
             part.load_from_first_rank(saved.get(name, {}).get(key), checkpoint)
 
     def _begin_a_fresh_batch(self, reason: str) -> None:
+        """Have the parts in `equal_on_ranks` begin a rollout batch, and log the `reason`. If the saved rollout batch is
+        unfinished, log the consequence, too."""
         for name in self.equal_on_ranks:
             for _, part in self._parts(name):
                 part.begin_batch()

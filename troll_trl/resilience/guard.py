@@ -32,7 +32,7 @@ class GuardedTrainer(_Trainer):
     Mixin for TRL's GRPO or RLOO trainer that keeps NaN and infinity out of the weights. It has no effect on the weights
     if all numbers are finite and some token is not masked.
 
-    - `__init__` wraps the reward functions and adds a callback;
+    - `__init__` wraps the reward functions and adds a callback, and `train` resets its counts;
     - `_generate_and_score_completions` sets all advantages of a rollout batch to NaN if a reward is not finite;
     - `_get_per_token_logps_and_entropies` and `compute_loss` count what is not finite;
     - `log` adds `troll/skipped_updates`.

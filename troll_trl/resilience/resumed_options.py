@@ -1,4 +1,4 @@
-"""Messages for a resumed run whose options differ from its checkpoint's."""
+"""What a resumed run compares with its checkpoint: options, weights and optimizer."""
 
 import json
 from dataclasses import fields

@@ -112,15 +112,15 @@ class AdaptiveLearningRate(TrainerCallback):
         sums = self.trainer.accelerator.reduce(self.sums, reduction="sum").tolist()
         self.sums.zero_()
         guard = self.trainer.guard
-        updates = lr_scheduler.last_epoch  # without skipped ones
+        steps = lr_scheduler.last_epoch  # the optimizer's, without skipped updates
         # `_step` counts micro-batches, this update's included. A rollout batch has a whole number of updates
         is_last = self.trainer._step % (args.steps_per_generation * self.trainer.num_iterations) == 0
         is_taken = guard is None or not guard.skipped_last
         if is_taken:
-            may_grow = updates >= args.get_warmup_steps(state.max_steps)
+            may_grow = steps >= args.get_warmup_steps(state.max_steps)
             self.follow(*sums, is_last=is_last, may_grow=may_grow)
         scheduled = zip(lr_scheduler.base_lrs, lr_scheduler.lr_lambdas, strict=True)
-        rates = [self.factor * rate * share(updates) for rate, share in scheduled]
+        rates = [self.factor * rate * share(steps) for rate, share in scheduled]
         lr_scheduler._last_lr = rates  # what the Trainer logs
         if is_taken:
             # After this step, the scheduler computes the next scheduled rates anew, so a checkpoint has no factor in it

@@ -18,7 +18,7 @@ changes a copy of the micro-batch, [`LossInputs`], in four steps. Each step is a
 
 1. [`bound`] calls the trust region: the policy's `log p(a)` becomes `log π(a)` (the projection changes it), and there
    may be an `R` (projection and penalty) and a `w` (mask).
-2. [`limit_log_ratio`] shifts `log q(a)`, to keep `r` in float32's range: below, `r` underflows or `R/r` overflows.
+2. [`limit_log_ratio`] shifts `log q(a)` if `r` is so small that `r` would underflow or `R/r` overflow in float32.
 3. [`change_advantages`] gives `w·A − α·R/r`, with the `r` that step 2 has limited.
 4. [`change_reference`] makes the reference KL refer to the policy. TRL computes `d = ref − log π(a)`, and from `d` the
    estimate `k(d) = exp(d) − d − 1`. With `log π(a) + ref − log p(a)` in place of `ref`, `d` is `ref − log p(a)`. With
@@ -41,7 +41,8 @@ _NEWTON_STEPS = 4  # from the first guess of `rescale_kl` to float32's digits
 
 
 class LossInputs(dict):
-    """A copy of a micro-batch for TRL's loss: with `num_iterations`, TRL reads the micro-batch itself again."""
+    """A copy of a micro-batch for TRL's loss, which records what the loss has read. It is a copy, because with
+    `num_iterations`, TRL reads the micro-batch itself again."""
 
     def __init__(self, inputs: Mapping[str, Any]):
         super().__init__(inputs)
@@ -88,7 +89,7 @@ class Ratio(Enum):
         if self is Ratio.SUM:
             return (log_probs.sum(1) - log_q).unsqueeze(1)
         log_ratio = log_probs - log_q
-        if self is Ratio.MEAN:
+        if self is Ratio.MEAN:  # outside of the mask, a limited `log_q` is not 0
             return (log_ratio * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
         return log_ratio
 

@@ -1,4 +1,4 @@
-"""What a trainer checks and logs when it is made: its support, its settings, and likely mistakes."""
+"""What a trainer logs when it is made: its settings, how often it uses its completions, and likely mistakes."""
 
 import math
 from typing import Any

@@ -50,7 +50,9 @@ class TrollTrainer(SampledAsConfigured):
 
     In a run, TRL and the Trainer call, in this order:
 
-    - `__init__`, which makes the trust region, the support and the metrics, and `train`;
+    - `__init__`, which makes the trust region, the support and the metrics, and in TRL's part of it
+      `create_accelerator_and_postprocess`, which keeps the dtype of the model's outputs;
+    - `train`, which adds the callback of the adaptive learning rate;
     - for each generation batch, here a *rollout batch*, `_generate_and_score_completions`, which adds the old policy to
       the batch. While it runs, `_rollout` is set, and TRL calls
         - `_generate`: with an `engine_policy`, the engine's answers are kept;
@@ -79,13 +81,13 @@ class TrollTrainer(SampledAsConfigured):
     # -- Construction -----------------------------------------------------------------------------------------------
 
     def __init__(self, model, reward_funcs=None, args=None, *others, **kwargs):
+        args = self._own_config(model, args)  # before the first warning: accelerate's logger needs the state it makes
         check_class(type(self))
         if type(self)._compute_loss.__module__.startswith("trl."):  # `_compute_loss = GRPOTrainer._compute_loss`
             raise TypeError(
                 f"{type(self).__name__}._compute_loss is TRL's own, which would train without a trust region and "
                 "without a clip. Remove it from the class, or call `super()._compute_loss(model, inputs)`."
             )
-        args = self._own_config(model, args)
         check_vllm(args)
         self.trust_region = self._make_trust_region(args)
         if args.uses_mask:

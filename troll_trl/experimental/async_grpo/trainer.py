@@ -47,11 +47,11 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
                 f"Asynchronous training is experimental in TRL, and was tested with trl {TESTED['trl'][-1]}. Version "
                 f"{trl.__version__} may average or clip differently. {install('trl')}."
             )
-        check_class(type(self))
         if args is None:
             args = AsyncTrollGRPOConfig(f"{model.split('/')[-1]}-{self._name}")
         if not isinstance(args, AsyncTrollGRPOConfig):
             raise TypeError(f"`args` must be an AsyncTrollGRPOConfig, got {type(args).__name__}.")
+        check_class(type(self))
         self.trust_region = args.region
         super().__init__(model, reward_funcs, args, *others, **kwargs)
         check_instance(self)
