@@ -53,8 +53,7 @@ SMALLEST, LARGEST = 0.01, 10.0  # factors
 FEW_TOKENS, FEW_SHARE = 10, 1 / 30
 # Without advantages, nothing moves at any rate, so the signal of such a batch carries no information
 LEARNING_SHARE = 0.05
-# TRL divides advantages by the standard deviation of a group's rewards plus 1e-4. If all rewards are 0.1, the
-# advantages are rounding errors of about 0.001
+# With `beta`, RLOO's rewards contain the reference KL, and the advantages of equal rewards are rounding errors of it
 SMALLEST_ADVANTAGE = 0.01
 
 

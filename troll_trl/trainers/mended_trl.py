@@ -48,6 +48,7 @@ class MendedTRL(_Trainer):
         rewards, self._gathered_rewards = self._gathered_rewards, None
         if rewards is None or (isinstance(self, RLOOTrainer) and self.beta != 0):
             return batch
+        # A function of weight 0 does not count
         weighted = rewards * self.reward_weights.to(rewards.device)
         if isinstance(self, RLOOTrainer) or self.multi_objective_aggregation == "sum_then_normalize":
             weighted = weighted.nansum(1).masked_fill(rewards.isnan().all(1), torch.nan).unsqueeze(1)  # TRL's sum
@@ -84,7 +85,7 @@ class MendedTRL(_Trainer):
         end = self._tokenizer.eos_token_id
         if self._tokenizer("a")["input_ids"][-1:] != [end]:
             return
-        if isinstance(next(iter(self.train_dataset)).get("prompt"), str):  # a chat template adds no EOS
+        if isinstance(next(iter(self.train_dataset), {"prompt": None}).get("prompt"), str):  # a chat template adds no EOS
             logger.warning(
                 f"The tokenizer ends every prompt in {self._tokenizer.eos_token!r}, which tells the model that the "
                 "text is over. Set the tokenizer's `add_eos_token` to false, or give prompts as chat messages."

@@ -3,13 +3,16 @@ says."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.logging import get_logger
 from transformers import GenerationConfig
 
-from troll_trl.trainers.mended_trl import MendedTRL
+if TYPE_CHECKING:  # TRL's trainer, which follows in the list of bases
+    from trl import GRPOTrainer as _Trainer
+else:
+    _Trainer = object
 
 logger = get_logger(__name__)
 
@@ -18,7 +21,7 @@ _SPECIAL_TOKENS = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pa
 _FILTERS = ("top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "no_repeat_ngram_size", "suppress_tokens")
 
 
-class SampledAsConfigured(MendedTRL):
+class SampledAsConfigured(_Trainer):
     """
     Mixin for a TRL trainer whose rollouts take only the special tokens from the model's `generation_config.json`.
 

@@ -20,6 +20,7 @@ from troll_trl.trainers.columns import LOG_PROBS, SAMPLED_LOG_PROBS, TOKEN_IDS
 from troll_trl.trainers.config import TrollOptions
 from troll_trl.trainers.engine_policy import EnginePolicy, cap_rest_mass
 from troll_trl.trainers.loss import LossInputs, Ratio, change_inputs, ignore_rounding
+from troll_trl.trainers.mended_trl import MendedTRL
 from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.model_card import DPPO
 from troll_trl.trainers.rollout_sampling import SampledAsConfigured
@@ -44,7 +45,7 @@ class _Rollout:
     columns: dict[str, torch.Tensor] = field(default_factory=dict)  # what the rollout batch keeps
 
 
-class TrollTrainer(SampledAsConfigured):
+class TrollTrainer(SampledAsConfigured, MendedTRL):
     """
     Mixin that turns a TRL trainer into its TROLL counterpart, for trainers that sample completions and clip a ratio.
 
