@@ -85,7 +85,9 @@ class MendedTRL(_Trainer):
         end = self._tokenizer.eos_token_id
         if self._tokenizer("a")["input_ids"][-1:] != [end]:
             return
-        if isinstance(next(iter(self.train_dataset), {"prompt": None}).get("prompt"), str):  # a chat template adds no EOS
+        if isinstance(
+            next(iter(self.train_dataset), {"prompt": None}).get("prompt"), str
+        ):  # a chat template adds no EOS
             logger.warning(
                 f"The tokenizer ends every prompt in {self._tokenizer.eos_token!r}, which tells the model that the "
                 "text is over. Set the tokenizer's `add_eos_token` to false, or give prompts as chat messages."
