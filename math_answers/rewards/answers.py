@@ -112,8 +112,8 @@ def thought_decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
     tags = {token: text for token, text in tags.items() if not tokenizer.decode([token], skip_special_tokens=True)}
 
     def decode(token_ids: Sequence[int]) -> str:
-        runs = [(tag, list(ids)) for tag, ids in groupby(token_ids, tags.get)]
-        return "".join(tag * len(ids) if tag else tokenizer.decode(ids, skip_special_tokens=True) for tag, ids in runs)
+        runs = groupby(token_ids, tags.get)  # of one tag, or of other tokens
+        return "".join(tag or tokenizer.decode(list(ids), skip_special_tokens=True) for tag, ids in runs)
 
     return decode
 
