@@ -110,12 +110,9 @@ def thought_decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
     reads. In some tokenizers they are special tokens: without them, a thought would pass for an answer."""
     tags = {token: text for text, token in tokenizer.get_vocab().items() if _TAG.fullmatch(text)}
     tags = {token: text for token, text in tags.items() if not tokenizer.decode([token], skip_special_tokens=True)}
-
-    def decode(token_ids: Sequence[int]) -> str:
-        runs = groupby(token_ids, tags.get)  # of one tag, or of other tokens
-        return "".join(tag or tokenizer.decode(list(ids), skip_special_tokens=True) for tag, ids in runs)
-
-    return decode
+    return lambda token_ids: "".join(
+        tag or tokenizer.decode(list(ids), skip_special_tokens=True) for tag, ids in groupby(token_ids, tags.get)
+    )
 
 
 def opened_thought(prompt: str) -> str:

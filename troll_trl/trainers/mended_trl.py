@@ -1,4 +1,4 @@
-"""MendedTRL: what TRL's GRPO and RLOO do wrong in silence, mended or named. For TROLL's trainers and for TRL's clip."""
+"""MendedTRL: faults of TRL's GRPO and RLOO that are silent, mended or named. For TROLL's trainers and TRL's clip."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,12 +16,11 @@ class MendedTRL(NamesLocalModel):
     """
     Mixin for TRL's GRPO or RLOO trainer.
 
-    - `_generate_and_score_completions` sets the advantages of a group to 0 if all its rewards are equal. TRL's are
-      rounding, which Adam would scale up to full steps, or worse: `normalize_then_sum` divides them by their own size.
-      RLOO's reward contains the reference KL, so with `beta` its groups stay as they are;
-    - `train` and `evaluation_loop` have vLLM load the current weights. TRL compares only the numbers of steps, which
-      are equal after `load_best_model_at_end`, in a second training, and after changes by hand;
-    - `__init__` warns about weights in 16 bits, and about prompts that end in EOS.
+    - `_generate_and_score_completions`: a group of equal rewards has advantages of 0. TRL's are rounding, which Adam
+      scales up to full steps. RLOO's rewards contain the reference KL, so RLOO with `beta` stays as it is.
+    - `train`, `evaluation_loop`: vLLM loads the current weights. TRL compares only the numbers of steps, although
+      `load_best_model_at_end`, a second training or the user may have changed the weights.
+    - `__init__`: warns about trained weights in 16 bits, and about prompts that end in EOS.
     """
 
     _calculate_rewards: Callable[..., torch.Tensor]  # TRL's, declared for the type checker
@@ -36,19 +35,29 @@ class MendedTRL(NamesLocalModel):
             return self._gathered_rewards
 
         self._calculate_rewards = keep_rewards
-        self._warn_of_16_bits()
-        self._warn_of_ended_prompts()
+        # DeepSpeed and, in mixed precision, FSDP train float32 copies
+        copies = self.is_deepspeed_enabled or (self.is_fsdp_enabled and self.accelerator.mixed_precision != "no")
+        trained = {parameter.dtype for parameter in self.model.parameters() if parameter.requires_grad}
+        if (found := trained & {torch.bfloat16, torch.float16}) and not copies:
+            logger.warning(
+                f"Trained weights are {' and '.join(map(str, found))}: at a learning rate of 1e-6, rounding stops most "
+                "of them. Load the model in float32. With `bf16=True`, it still computes in bfloat16."
+            )
+        ends = self._tokenizer("a")["input_ids"][-1:] == [self._tokenizer.eos_token_id]
+        if ends and isinstance(next(iter(self.train_dataset)).get("prompt"), str):  # a chat template adds no EOS
+            logger.warning(
+                f"The tokenizer ends every prompt in {self._tokenizer.eos_token!r}, so the model takes the text to be "
+                "over. Set the tokenizer's `add_eos_token` to false, or give prompts as chat messages."
+            )
 
     def _generate_and_score_completions(self, *args, **kwargs) -> dict[str, Any]:
         batch = super()._generate_and_score_completions(*args, **kwargs)
         rewards, self._gathered_rewards = self._gathered_rewards, None
-        if rewards is None or (isinstance(self, RLOOTrainer) and self.beta != 0):
-            return batch
-        group = self.num_generations if self.model.training else self.num_generations_eval
-        equal = in_equal_groups(rewards * self.reward_weights.to(rewards.device), group)
-        rows = len(batch["advantages"])
-        first = self.accelerator.process_index * rows
-        batch["advantages"] = batch["advantages"].masked_fill(equal[first : first + rows], 0.0)
+        if rewards is not None and (self.beta == 0 or not isinstance(self, RLOOTrainer)):
+            group = self.num_generations if self.model.training else self.num_generations_eval
+            equal = in_equal_groups(rewards * self.reward_weights.to(rewards.device), group)
+            mine = equal.view(self.accelerator.num_processes, -1)[self.accelerator.process_index]
+            batch["advantages"] = batch["advantages"].masked_fill(mine, 0.0)
         return batch
 
     def train(self, *args, **kwargs):
@@ -59,39 +68,10 @@ class MendedTRL(NamesLocalModel):
         self._last_loaded_step = -1
         return super().evaluation_loop(*args, **kwargs)
 
-    def _warn_of_16_bits(self) -> None:
-        # DeepSpeed and, in mixed precision, FSDP make float32 copies, which they train
-        copies = self.is_deepspeed_enabled or (self.is_fsdp_enabled and self.accelerator.mixed_precision != "no")
-        trained = {parameter.dtype for parameter in self.model.parameters() if parameter.requires_grad}
-        if (found := trained & {torch.bfloat16, torch.float16}) and not copies:
-            logger.warning(
-                f"Trained weights are {' and '.join(map(str, found))}, which rounds small steps away: at a learning "
-                "rate of 1e-6, almost no weight moves. Load the model in float32; with `bf16=True`, it still computes "
-                "in bfloat16."
-            )
-
-    def _warn_of_ended_prompts(self) -> None:
-        end = self._tokenizer.eos_token_id
-        if self._tokenizer("a")["input_ids"][-1:] != [end]:
-            return
-        if isinstance(next(iter(self.train_dataset)).get("prompt"), str):  # a chat template adds no EOS
-            logger.warning(
-                f"The tokenizer ends every prompt in {self._tokenizer.eos_token!r}, which tells the model that the "
-                "text is over. Set the tokenizer's `add_eos_token` to false, or give prompts as chat messages."
-            )
-
 
 def in_equal_groups(rewards: torch.Tensor, group: int) -> torch.Tensor:
-    """
-    Return `(n,)`, whether the completions of a row's group have equal rewards, function by function.
-
-    Args:
-        rewards (`torch.Tensor`):
-            `(n, functions)`, a group in consecutive rows. NaN if a function does not apply to a completion. Completions
-            to which none applies are left out.
-        group (`int`):
-            Number of completions of a group.
-    """
+    """Return `(n,)`, whether a completion's `group` consecutive rows of `rewards` `(n, functions)` are equal. NaN means
+    that a function does not apply. A completion to which none applies does not count."""
     known = ~rewards.isnan().all(1, keepdim=True)  # (n, 1)
     rewards = rewards.nan_to_num(nan=torch.inf)  # so two NaN are equal
     by_group = lambda fill: rewards.masked_fill(~known, fill).view(-1, group, rewards.shape[1])

@@ -20,9 +20,9 @@ PRIVATE = {
 }
 
 # These are not attributes of a class, so `check_trl` cannot check them:
-# - Attributes of an instance: `_is_vlm`, `_tokenizer`, `_metrics`, `_step`, `_buffered_inputs`, `_last_loaded_step`,
-#   `_last_world_entropy` and `_entropy_window_stats` of TRL's trainers, `_tr_loss` and `_globalstep_last_logged` of the
-#   Trainer, `_is_overflow` of accelerate's optimizer.
+# - Attributes of an instance: `_is_vlm`, `_metrics`, `_step`, `_buffered_inputs`, `_last_world_entropy` and
+#   `_entropy_window_stats` of TRL's trainers, `_tr_loss` and `_globalstep_last_logged` of the Trainer, `_is_overflow`
+#   of accelerate's optimizer, `_tokenizer` and `_last_loaded_step` of TRL's trainers.
 # - Attributes of `VLLMGeneration`: `generate`, `generation_kwargs`, `llm`, `logprobs`, `mode`, `vllm_client`. The first
 #   four results of `generate` are ids of prompts and completions, log-probabilities and their ids.
 # - The first results of `_generate`: ids of prompts and completions and, in GRPO, tool mask, texts and
