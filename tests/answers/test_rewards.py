@@ -41,15 +41,16 @@ def test_a_thought_that_the_prompt_opens():
     assert {prompt: opened_thought(prompt) for prompt in ("", *opened)} == {"": "", **opened}
 
 
-@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize(("special", "chats"), [(True, True), (False, True), (True, False)])
 @pytest.mark.parametrize(("opens", "cases"), [("", THOUGHTS), ("<think>", OPENED)])
 @pytest.mark.parametrize("kind", TRAINERS)
-def test_a_training_reads_the_tags_of_thoughts(kind, opens, cases, special, tmp_path):
+def test_a_training_reads_the_tags_of_thoughts(kind, opens, cases, special, chats, tmp_path):
     """As special tokens, TRL leaves them out of completions: answers in thoughts were paid, and others were not. A tag
     of the template was put back for TRL's clip alone, since the guard wraps the rewards of our trainers."""
     tokenizer = thinking_tokenizer(special, opens)
     texts = [text for text, _ in cases for _ in range(4)]
-    rows = [{"prompt": [{"role": "user", "content": "2+2?"}], "solution": "4"}] * len(texts)
+    prompt = [{"role": "user", "content": "2+2?"}] if chats else f"2+2? {opens}"
+    rows = [{"prompt": prompt, "solution": "4"}] * len(texts)
     config = getattr(TRAINERS[kind], "_config_class", {"grpo": GRPOConfig, "rloo": RLOOConfig}[kind[0]])
     trainer = make_trainer(
         *(TRAINERS[kind], config, tmp_path, tiny_model(vocab_size=len(tokenizer))),

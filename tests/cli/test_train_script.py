@@ -17,8 +17,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForSequenceCl
 
 from tests.support.limits import HANG
 from tests.support.repository import ROOT
+from tests.support.thoughts import OPENED, thinking_tokenizer
 from tests.tiny import tiny_config, tiny_model, tiny_tokenizer
 from troll_trl.cli.folder_lock import LOCK, locked
+from troll_trl.cli.train import train as train_with
 
 SCRIPT = ROOT / "scripts" / "train.py"
 SETTINGS = """
@@ -257,6 +259,18 @@ def test_a_mistake_stops_before_training_with_one_paragraph(workplace, flags, ex
     message = said.rpartition("train.py: error: ")[2].rstrip()
     assert code == 2 and expected in message and len(message.splitlines()) < 4
     assert not (workplace / "out" / "config.yaml").exists()  # that of an earlier run would stay as it was
+
+
+def test_its_reward_reads_the_tags_of_thoughts(workplace, monkeypatch):
+    monkeypatch.chdir(workplace)
+    tokenizer = thinking_tokenizer(opens="<think>")
+    tokenizer.save_pretrained("model")
+    tiny_model(vocab_size=len(tokenizer)).save_pretrained("model")
+    options = {"reward_funcs": ["math_accuracy"], "max_steps": 1, "gradient_checkpointing": False}
+    trainer = train_with(yaml.safe_load(SETTINGS) | options)
+    texts = [text for text, _ in OPENED]
+    given = {"completions": texts, "completion_ids": tokenizer(texts).input_ids, "solution": ["4"] * len(texts)}
+    assert trainer.reward_funcs[0](prompts=[""] * len(texts), **given) == [reward for _, reward in OPENED]
 
 
 def test_yaml_of_a_trl_grpo_command_with_a_mixture_and_a_reward_model(workplace, train):

@@ -75,6 +75,7 @@ def folder(tmp_path, monkeypatch):
         (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "my_rewards", raising=False)  # of another test
     return tmp_path
 
 

@@ -1,8 +1,7 @@
 """Makes a trainer from arguments: refuses a user's mistakes, then loads rewards and data."""
 
 import inspect
-from collections.abc import Callable
-from functools import wraps
+from functools import partial
 from typing import Any
 
 from datasets import Dataset
@@ -87,9 +86,9 @@ def make_trainer(
 def restore_thought_tag(trainer: GRPOTrainer | RLOOTrainer) -> None:
     """Let our rewards read the tags of thoughts that TRL's completions lack: a tag that the prompt ends with, and tags
     that are special tokens. Without them, an answer in a thought that is cut off would be rewarded."""
-    ours = (math_accuracy_reward, answer_format_reward)
-    wrapped = [inspect.unwrap(reward) in ours for reward in trainer.reward_funcs]  # the guard wraps them, too
-    if not any(wrapped):
+    readers = (math_accuracy_reward, answer_format_reward)
+    ours = [reward for reward in trainer.reward_funcs if inspect.unwrap(reward) in readers]  # the guard wraps them
+    if not ours:
         return
     tokenizer: Any = trainer._tokenizer
     prompt = next(iter(trainer.train_dataset))["prompt"]
@@ -97,18 +96,12 @@ def restore_thought_tag(trainer: GRPOTrainer | RLOOTrainer) -> None:
         parses_thoughts = any(getattr(tokenizer, name, None) for name in ("response_template", "response_schema"))
         if parses_thoughts and isinstance(trainer, GRPOTrainer):  # RLOO parses nothing
             return
-        options = trainer.args.chat_template_kwargs or {}
-        chat: Any = trainer.processing_class
-        prompt = chat.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True, **options)
+        options = {"tokenize": False, "add_generation_prompt": True, **(trainer.args.chat_template_kwargs or {})}
+        prompt = trainer.processing_class.apply_chat_template(prompt, **options)
     tag, decode = opened_thought(prompt), thought_decoder(tokenizer)
 
-    def with_thoughts(reward: Callable) -> Callable:
-        @wraps(reward)
-        def read(completions, completion_ids, **kwargs):
-            texts = [tag + decode(ids) for ids in completion_ids]
-            return reward(completions=texts, completion_ids=completion_ids, **kwargs)
+    def read(reward, completions, completion_ids, **kwargs):
+        texts = [tag + decode(ids) for ids in completion_ids]
+        return reward(completions=texts, completion_ids=completion_ids, **kwargs)
 
-        return read
-
-    rewards = zip(trainer.reward_funcs, wrapped, strict=True)
-    trainer.reward_funcs = [with_thoughts(reward) if is_ours else reward for reward, is_ours in rewards]
+    trainer.reward_funcs = [partial(read, reward) if reward in ours else reward for reward in trainer.reward_funcs]

@@ -115,12 +115,9 @@ def thought_decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
     reads. In some tokenizers they are special tokens: without them, a thought would pass for an answer."""
     tags = {token: text for text, token in tokenizer.get_vocab().items() if _TAG.fullmatch(text)}
     tags = {token: text for token, text in tags.items() if not tokenizer.decode([token], skip_special_tokens=True)}
-
-    def decode(token_ids: Sequence[int]) -> str:
-        runs = [(tag, list(ids)) for tag, ids in groupby(token_ids, tags.get)]
-        return "".join(tag * len(ids) if tag else tokenizer.decode(ids, skip_special_tokens=True) for tag, ids in runs)
-
-    return decode
+    return lambda token_ids: "".join(
+        tag or tokenizer.decode(list(ids), skip_special_tokens=True) for tag, ids in groupby(token_ids, tags.get)
+    )
 
 
 def opened_thought(prompt: str) -> str:

@@ -19,13 +19,12 @@ class MendedTRL(_Trainer):
     """
     Mixin for TRL's GRPO or RLOO trainer.
 
-    - `_generate_and_score_completions` sets the advantages of a group to 0 if all its rewards are equal. TRL's are
-      rounding, which Adam would scale up to full steps, or worse: `normalize_then_sum` divides them by their own size.
-      RLOO's reward contains the reference KL, so with `beta` its groups stay as they are;
-    - `train` and `evaluation_loop` have vLLM load the current weights. TRL compares only the numbers of steps, which
-      are equal after `load_best_model_at_end`, in a second training, and after changes by hand;
-    - `train` drops a rollout batch that an earlier training left unfinished;
-    - `__init__` warns about weights in 16 bits, and about prompts that end in EOS.
+    - `_generate_and_score_completions`: a group of equal rewards has advantages of 0. TRL's are rounding, which Adam
+      scales up to full steps. RLOO's rewards contain the reference KL, so RLOO with `beta` stays as it is.
+    - `train`, `evaluation_loop`: vLLM loads the current weights. TRL compares only the numbers of steps, although
+      `load_best_model_at_end`, a second training or the user may have changed the weights.
+    - `train`: a rollout batch that an earlier training left unfinished is dropped.
+    - `__init__`: warns about trained weights in 16 bits, and about prompts that end in EOS.
     """
 
     _calculate_rewards: Callable[..., torch.Tensor]  # TRL's, declared for the type checker
@@ -46,17 +45,14 @@ class MendedTRL(_Trainer):
     def _generate_and_score_completions(self, *args, **kwargs) -> dict[str, Any]:
         batch = super()._generate_and_score_completions(*args, **kwargs)
         rewards, self._gathered_rewards = self._gathered_rewards, None
-        if rewards is None or (isinstance(self, RLOOTrainer) and self.beta != 0):
-            return batch
-        # A function of weight 0 does not count
-        weighted = rewards * self.reward_weights.to(rewards.device)
-        if isinstance(self, RLOOTrainer) or self.multi_objective_aggregation == "sum_then_normalize":
-            weighted = weighted.nansum(1).masked_fill(rewards.isnan().all(1), torch.nan).unsqueeze(1)  # TRL's sum
-        group = self.num_generations if self.model.training else self.num_generations_eval
-        equal = in_equal_groups(weighted, group)
-        rows = len(batch["advantages"])
-        first = self.accelerator.process_index * rows
-        batch["advantages"] = batch["advantages"].masked_fill(equal[first : first + rows], 0.0)
+        is_rloo = isinstance(self, RLOOTrainer)
+        if rewards is not None and not (is_rloo and self.beta != 0):
+            weighted = rewards * self.reward_weights.to(rewards.device)  # a function of weight 0 does not count
+            if is_rloo or self.multi_objective_aggregation == "sum_then_normalize":
+                weighted = weighted.nansum(1).masked_fill(rewards.isnan().all(1), torch.nan).unsqueeze(1)  # TRL's sum
+            group = self.num_generations if self.model.training else self.num_generations_eval
+            equal = in_equal_groups(weighted, group).view(self.accelerator.num_processes, -1)
+            batch["advantages"] = batch["advantages"].masked_fill(equal[self.accelerator.process_index], 0.0)
         return batch
 
     def train(self, *args, **kwargs):
@@ -69,28 +65,25 @@ class MendedTRL(_Trainer):
         return super().evaluation_loop(*args, **kwargs)
 
     def _warn_of_16_bits(self) -> None:
-        # DeepSpeed and, in mixed precision, FSDP make float32 copies, which they train
+        # DeepSpeed and, in mixed precision, FSDP train float32 copies
         copies = self.is_deepspeed_enabled or (self.is_fsdp_enabled and self.accelerator.mixed_precision != "no")
-        if getattr(self.model, "is_quantized", False):  # TRL has its adapters in bfloat16, as QLoRA's authors do
+        # TRL has the adapters of a quantized base in bfloat16, as QLoRA's authors do
+        if copies or getattr(self.model, "is_quantized", False):
             return
         trained = {parameter.dtype for parameter in self.model.parameters() if parameter.requires_grad}
-        if (found := trained & {torch.bfloat16, torch.float16}) and not copies:
+        if found := trained & {torch.bfloat16, torch.float16}:
             logger.warning(
-                f"Trained weights are {' and '.join(map(str, found))}, which rounds small steps away: at a learning "
-                "rate of 1e-6, almost no weight moves. Load the model in float32; with `bf16=True`, it still computes "
-                "in bfloat16."
+                f"Trained weights are {' and '.join(map(str, found))}: at a learning rate of 1e-6, rounding stops most "
+                "of them. Load the model in float32. With `bf16=True`, it still computes in bfloat16."
             )
 
     def _warn_of_ended_prompts(self) -> None:
-        end = self._tokenizer.eos_token_id
-        if self._tokenizer("a")["input_ids"][-1:] != [end]:
-            return
-        if isinstance(
-            next(iter(self.train_dataset), {"prompt": None}).get("prompt"), str
-        ):  # a chat template adds no EOS
+        ends = self._tokenizer("a")["input_ids"][-1:] == [self._tokenizer.eos_token_id]
+        # A chat template adds no EOS
+        if ends and isinstance(next(iter(self.train_dataset), {"prompt": None}).get("prompt"), str):
             logger.warning(
-                f"The tokenizer ends every prompt in {self._tokenizer.eos_token!r}, which tells the model that the "
-                "text is over. Set the tokenizer's `add_eos_token` to false, or give prompts as chat messages."
+                f"The tokenizer ends every prompt in {self._tokenizer.eos_token!r}, so the model takes the text to be "
+                "over. Set the tokenizer's `add_eos_token` to false, or give prompts as chat messages."
             )
 
 
