@@ -71,14 +71,15 @@ def test_the_advantages_of_other_groups_are_trls(algorithm, options, tmp_path):
 
 def test_a_function_of_no_weight_makes_no_difference(tmp_path):
     rewards = [[0.35] * 8, [*map(float, range(8))]]
-    assert not advantages(OURS["grpo"], tmp_path, rewards, reward_weights=[1.0, 0.0]).any()
-    assert advantages(OURS["grpo"], tmp_path, rewards, reward_weights=[1.0, 1.0]).all()
+    found = lambda *weights: advantages(OURS["grpo"], tmp_path, rewards, reward_weights=[*weights], num_generations=8)
+    assert not found(1.0, 0.0).any() and found(1.0, 1.0).all()
 
 
 def test_a_bad_reward_wins_and_a_kl_in_the_reward_stays(tmp_path):
     assert advantages(OURS["grpo"], tmp_path, [[0.35] * 7 + [math.nan]]).isnan().all()
     model = saved_model(tmp_path / "model")
-    grpo, rloo = (advantages(OURS[name], tmp_path, [[0.35] * 8], model=model, beta=0.5) for name in OURS)
+    options = {"model": model, "beta": 0.5, "num_generations": 8}
+    grpo, rloo = (advantages(OURS[name], tmp_path, [[0.35] * 8], **options) for name in OURS)
     assert not grpo.any() and rloo.all()
 
 
@@ -152,6 +153,15 @@ def test_no_sample_is_of_weights_that_are_gone(kind, run):
             next(trainer.model.parameters()).mul_(2)
             change()
     assert len(trainer.vllm_generation.fresh) >= 9 and all(trainer.vllm_generation.fresh)
+
+
+@pytest.mark.parametrize("kind", MENDED)
+def test_a_second_training_samples_its_own_weights(kind, run):
+    """Both generate at step 0, and without an evaluation in between."""
+    trainer = run(kind, steps_per_generation=2)
+    trainer.train()
+    trainer.train()
+    assert trainer.vllm_generation.fresh == [True, True]
 
 
 # -- Warnings ---------------------------------------------------------------------------------------------------------
