@@ -94,7 +94,8 @@ def test_a_subclass_that_shapes_rewards_keeps_its_signal(tmp_path):
 def test_groups_are_equal_function_by_function():
     nan = math.nan
     rows = [[1, 2], [1, 2], [1, 2], [1, 3], [nan, 2], [nan, 2], [nan, 2], [1, 2], [nan, nan], [1, 2], *[[nan, nan]] * 2]
-    assert in_equal_groups(torch.tensor(rows), 2)[::2].tolist() == [True, False, True, False, True, False]
+    rows += [[nan, 2], [0, 2]]
+    assert in_equal_groups(torch.tensor(rows), 2)[::2].tolist() == [True, False, True, False, True, False, False]
 
 
 # -- Fresh samples ----------------------------------------------------------------------------------------------------
