@@ -107,7 +107,7 @@ def _names_in(code: CodeType) -> set[str]:
 
 _COLUMNS = "completion_ids completion_mask advantages"  # of a rollout batch
 _GRPO_COLUMNS = f"{_COLUMNS} tool_mask num_items_in_batch old_per_token_logps ref_per_token_logps"
-_GRPO_COLUMNS += " sampling_per_token_logps importance_sampling_ratio"
+_GRPO_COLUMNS += " sampling_per_token_logps"
 
 
 def _of_both(trainer: str, columns: str, in_loss: str = "") -> tuple[Entry, ...]:

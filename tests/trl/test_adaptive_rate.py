@@ -81,6 +81,12 @@ def test_the_tokens_of_the_loss_count_and_no_kl_is_negative():
     assert own.sums.tolist() == [0.5, 0.25, 2, 2]
 
 
+def test_a_loss_that_counts_nothing_is_refused():
+    """Without a token, nothing moves, and the factor would grow to its limit."""
+    with pytest.raises(RuntimeError, match="counted no token"):
+        rule().follow(0.0, 0.0, 0, 0, is_last=True, may_grow=True)
+
+
 def settled(start, noise=0.3, batches=40, updates=8, seed=0):
     """The rates of a closed loop after half of its batches: KL is `c·(sum of the batch's rates)²`, with noise."""
     generator, own, rates = torch.Generator().manual_seed(seed), rule(), []
@@ -193,6 +199,13 @@ def test_an_evaluation_does_not_count(tmp_path):
     assert "eval_loss" in trainer.evaluate() and not trainer.adaptive_rate.sums.any()
 
 
+def test_an_update_that_an_earlier_training_left_unfinished_does_not_count(tmp_path):
+    trainer = make_trainer(*OURS["grpo"], tmp_path, **ADAPTIVE)
+    trainer.adaptive_rate.sums += 100
+    trainer.train()
+    assert logged(trainer, "troll/rate_signal")[0] < 1e-4
+
+
 def test_without_a_guard_it_is_the_same(tmp_path):
     options = ADAPTIVE | {"learning_rate": HIGH_RATE}
     trained = []
@@ -230,10 +243,12 @@ def test_the_logged_rate_of_a_skipped_update_has_the_factor(tmp_path):
         return [math.nan if reward.calls == 2 else float(len(x) % 3) for x in completions]
 
     reward.calls = 0
-    trainer = make_trainer(*OURS["grpo"], tmp_path, reward=reward, **ADAPTIVE, learning_rate=HIGH_RATE)
+    options = {"reward": reward, "learning_rate": HIGH_RATE, "lr_scheduler_type": "linear"}
+    trainer = make_trainer(*OURS["grpo"], tmp_path, **ADAPTIVE, **options)
     trainer.train()
-    factors = logged(trainer, "troll/rate_factor")
-    assert logged(trainer, "learning_rate") == pytest.approx([HIGH_RATE * factor for factor in factors])
+    factors, steps = logged(trainer, "troll/rate_factor"), [*range(4), *[4] * 4, *range(4, 12)]
+    scheduled = [HIGH_RATE * (1 - step / 16) for step in steps]
+    assert logged(trainer, "learning_rate") == pytest.approx([f * x for f, x in zip(factors, scheduled, strict=True)])
     assert len(set(factors[3:8])) == 1 and factors[3] < 1
 
 
