@@ -41,7 +41,7 @@ class TrollScriptArguments:
     )
     algorithm: str = setting(
         "grpo",
-        "'grpo' or 'rloo'. `troll grpo` and `troll rloo` set it.",
+        "'grpo' or 'rloo'. `troll grpo` and `troll rloo` set this option.",
         choices=["grpo", "rloo"],
     )
     dataset_name: str | None = setting(
@@ -50,45 +50,47 @@ class TrollScriptArguments:
         "`datasets`.",
     )
     dataset_config: str | None = setting(None, "Configuration of the dataset on the hub.")
-    dataset_train_split: str = setting("train", "Split to train on, or a part of it, such as `train[:90%%]`.")
+    dataset_train_split: str = setting("train", "Split to train on, or part of a split, such as `train[:90%%]`.")
     dataset_test_split: str | None = setting(
-        None, "Split to evaluate on, or a part of it. By default `test`, which a single file lacks."
+        None, "Split to evaluate on, or part of a split. By default `test`, which a single file lacks."
     )
-    dataset_streaming: bool = setting(False, "Load rows only as needed. Does not work with gold answers.")
-    eval_dataset_name: str | None = setting(None, "Evaluation data, if it is not a split of `dataset_name`.")
+    dataset_streaming: bool = setting(False, "Load rows only as needed. Not supported with gold answers.")
+    eval_dataset_name: str | None = setting(None, "Evaluation data, if not a split of `dataset_name`.")
     eval_dataset_config: str | None = setting(
         None,
-        "Configuration of the evaluation dataset. If this is the training dataset, the default is `dataset_config`.",
+        "Configuration of the evaluation dataset. If both datasets are the same, the default is `dataset_config`.",
     )
     problem_column: str | None = setting(
         None,
-        "Column with the problems, if the dataset has neither a known schema nor a `prompt` column. Also for an "
-        "evaluation dataset that has it.",
+        "Column with the problems, if the dataset has neither a known schema nor a `prompt` column. Also for "
+        "evaluation datasets with this column.",
     )
     answer_column: str | None = setting(
         None,
-        "Column with the gold answers, if the dataset has no known schema. `math_accuracy` and other rewards "
-        "that read `solution` need them. Also for an evaluation dataset that has it.",
+        "Column with the gold answers, if the dataset has no known schema. `math_accuracy` and other rewards that "
+        "read `solution` need gold answers. Also for evaluation datasets with this column.",
     )
     instruction: str | None = setting(None, "Text after every problem or prompt, such as how to mark the final answer.")
     system_prompt: str | None = setting(None, "System message before every problem.")
     row_filter: str | None = setting(
         None,
-        "Train only on rows with this text in this column, such as ability=math. Does not filter `eval_dataset_name`.",
+        "COLUMN=TEXT, such as ability=math: train only on rows with this text in this column. Does not filter "
+        "`eval_dataset_name`.",
     )
     max_prompt_tokens: int | None = setting(None, "Drop longer prompts, with a warning. No prompt is truncated.")
-    max_train_samples: int | None = setting(None, "Train only on this many problems, the first ones.")
-    max_eval_samples: int | None = setting(None, "Evaluate only on this many problems, the first ones.")
+    max_train_samples: int | None = setting(None, "Train only on the first N problems.")
+    max_eval_samples: int | None = setting(None, "Evaluate only on the first N problems.")
     reward_funcs: list[str] = setting(
-        help="Functions: `math_accuracy` (the default without a reward model), import paths such as "
-        "`my_lib.rewards.custom_reward`, or calls that return a function: `my_lib.length_penalty(limit=512)`.",
+        help="Reward functions: `math_accuracy` (the default without a reward model), import paths such as "
+        "`my_lib.rewards.custom_reward`, or calls that return functions: `my_lib.length_penalty(limit=512)`.",
         default_factory=lambda: ["math_accuracy"],
     )
     reward_model_name_or_path: str | None = setting(None, "Reward model: a hub name or a folder.")
     ignore_bias_buffers: bool = setting(False, "Has no effect, as in `trl grpo`.")
     resume: bool = setting(
         False,
-        "Continue from the newest complete checkpoint in `output_dir`. If it has none at all, start a new run.",
+        "Continue from the newest complete checkpoint in `output_dir`. If the folder contains no checkpoint, start a "
+        "new run.",
     )
     mixture: Any = field(init=False, repr=False, default=None)
 

@@ -31,9 +31,8 @@ _ALSO_KNOWN = ("token_type_ids", "mm_token_type_ids", "past_key_values")
 @dataclass
 class SparseCausalLMOutput(ModelOutput):
     """
-    Output of a model with the head of [`add_sparse_lm_head`]. Position `i` is the distribution of token `i + 1`. If the
-    label is `-100`, nothing is computed: `log_probs` and `entropy` are 0, every slot is unused and the rest has all the
-    mass.
+    Output of a model after [`add_sparse_lm_head`]. Position `i` is the distribution of token `i + 1`. If the label is
+    `-100`, nothing is computed: `log_probs` and `entropy` are 0, every slot is unused and the rest has all the mass.
 
     Args:
         log_probs (`torch.Tensor` of shape `(B, T - 1)`, float32):

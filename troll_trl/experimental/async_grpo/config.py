@@ -20,10 +20,10 @@ class AsyncTrollGRPOConfig(TrustRegionOptions, AsyncGRPOConfig):
 
     Args:
         trust_region (`str`, *optional*, defaults to `'mask'`):
-            'mask' for DPPO: a token that has moved farther than `divergence_bound` in the direction of its advantage
-            has no gradient. 'penalty' for TROLL's regression alone, on two outcomes and on tokens outside of
-            `kl_bound`: nothing limits the ratio. Or the import path of your own whose `needs_support` is False, such as
-            my_lib.MyRegion.
+            'mask' for DPPO: a token that has moved farther than `divergence_bound` in its advantage's direction has no
+            gradient. 'penalty' for TROLL's regression alone, on two outcomes, for tokens beyond `kl_bound`: nothing
+            limits the ratio. Or the import path of your own trust region, such as my_lib.MyRegion, if its
+            `needs_support` is False.
 
     Raises:
         ValueError: an option is outside of its range; the trust region needs a support, as 'projection' and
@@ -33,10 +33,10 @@ class AsyncTrollGRPOConfig(TrustRegionOptions, AsyncGRPOConfig):
 
     trust_region: str = setting(
         "mask",
-        "'mask' for DPPO: a token that has moved farther than `divergence_bound` in the direction of its "
-        "advantage has no gradient. 'penalty' for TROLL's regression alone, on two outcomes and on tokens "
-        "outside of `kl_bound`: nothing limits the ratio. Or the import path of your own whose `needs_support` "
-        "is False, such as my_lib.MyRegion.",
+        "'mask' for DPPO: a token that has moved farther than `divergence_bound` in its advantage's direction has no "
+        "gradient. 'penalty' for TROLL's regression alone, on two outcomes, for tokens beyond `kl_bound`: nothing "
+        "limits the ratio. Or the import path of your own trust region, such as my_lib.MyRegion, if its "
+        "`needs_support` is False.",
     )
 
     def _prepare(self) -> None:
