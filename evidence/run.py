@@ -1,16 +1,16 @@
 """
 Run a study: every run of its grid that is missing from its results, with `troll grpo` and `troll eval`.
 
-    python -m evidence.run evidence/newest.yaml
-    python -m evidence.run evidence/newest.yaml --only label-2/troll/ label-2/drpo/ --seeds 301 302
+    python -m evidence.run evidence/adaptive.yaml
+    python -m evidence.run evidence/adaptive.yaml --only label-2/troll/ label-2/clip/ --seeds 301 302
     python -m evidence.run evidence/gsm8k.yaml --model MODEL --dataset FOLDER --minutes 60
 
-The first line adds every run to evidence/results/newest.jsonl when the run ends, so a study may be stopped at any time
-and continued on another machine. Task, method, cell and seed identify a run: if you change what one of these means in a
-grid that has results, give it a new name. `--retry` repeats runs that failed.
+The first line adds every run to evidence/results/adaptive.jsonl when the run ends, so a study may be stopped at any
+time and continued on another machine. Task, method, cell and seed identify a run: if you change what one of these means
+in a grid that has results, give it a new name. `--retry` repeats runs that failed.
 
 The second line runs some cells with other seeds and prints their success. Their results go to the folder of the runs,
-outputs/evidence/newest.
+outputs/evidence/adaptive.
 
 The third line stops all runs after an hour. The results contain what the stopped runs had logged.
 """

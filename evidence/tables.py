@@ -1,11 +1,11 @@
 """
 The tables and the figure of a study, from the results of its runs.
 
-    python -m evidence.tables evidence/newest.yaml
+    python -m evidence.tables evidence/adaptive.yaml
     python -m evidence.tables evidence/results/peers.jsonl
 
-The second line prints tables of every task, for any file of results. The first line writes evidence/tables/newest.md
-and evidence/figures/newest.png, as the key `tables` of the grid says:
+The second line prints tables of every task, for any file of results. The first line writes evidence/tables/adaptive.md
+and evidence/figures/adaptive.png, as the key `tables` of the grid says:
 
     groups    by name: `tasks` of equal weight; own `seeds`; values of `steps_per_generation` and `num_iterations`
     methods   by the name in the tables: methods of the grid or, to select by the same values too, a mapping with the
