@@ -34,8 +34,8 @@ def on_page_markdown(markdown, page=None, **_):
 
 
 def _home(readme):
-    """Return the README with links as in docs/, without badges, which are images from other hosts, and without its link to
-    the site."""
+    """Return the README with links as in docs/, without badges, which are images from other hosts, and without the link
+    to the site."""
     readme = re.sub(r"\[!\[.*?\]\(.*?\)\]\(.*?\)\n|\s\[Documentation\]\(.*?\)", "", readme)
     readme = re.sub(r",\s\[all\spages\]\(docs/README\.md\)", "", readme)
     readme = re.sub(r"(?<!!)(\[[^\]]*\]\()(?!docs/|https:|#)", r"\1../", readme)
