@@ -62,13 +62,13 @@ class TrollScriptArguments:
     )
     problem_column: str | None = setting(
         None,
-        "Column with the problems, if the dataset has neither a known schema nor a `prompt` column. Also for "
+        "Column with the problems, if the dataset has neither a known schema nor a `prompt` column. Also applies to "
         "evaluation datasets with this column.",
     )
     answer_column: str | None = setting(
         None,
-        "Column with the gold answers, if the dataset has no known schema. `math_accuracy` and other rewards that "
-        "read `solution` need gold answers. Also for evaluation datasets with this column.",
+        "Column with the gold answers, if the dataset has no known schema. Also applies to evaluation datasets with "
+        "this column. `math_accuracy` and other rewards reading `solution` need gold answers.",
     )
     instruction: str | None = setting(None, "Text after every problem or prompt, such as how to mark the final answer.")
     system_prompt: str | None = setting(None, "System message before every problem.")

@@ -71,10 +71,10 @@ class TrustRegionOptions(OmitHubToken, _TrlConfig):
     # reads `float | str` only as numbers
     kl_bound: float | str | None = setting(
         "auto",
-        "Bound ε > 0, in nats. The projection keeps KL(π‖q) ≤ ε for every token's projected policy π and old policy "
+        "Bound ε, in nats. The projection keeps KL(π‖q) ≤ ε > 0 for every token's projected policy π and old policy "
         "q. The penalty acts on tokens whose policy p has KL(p‖q) > ε; with ε = 0, on every token that has moved. inf "
-        "means no bound. 'auto' is the paper's 0.05. For GRPO's projection with n > 8 optimizer updates per rollout "
-        "batch (all completions of one generation), 'auto' is 0.05·(n/8)², at most 0.8.",
+        "means no bound. 'auto' is the paper's 0.05, except for GRPO's projection with n > 8 optimizer updates per "
+        "rollout batch (all completions of one generation): 0.05·(n/8)², at most 0.8.",
     )
     regression_coef: float = setting(
         1.0, "Weight α ≥ 0 of the regression KL(p ‖ stopgrad π), which moves the policy p towards its projection π."
@@ -337,10 +337,10 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
         ratio_cap (`float | None`, *optional*):
             Cap C ≥ 1 on the ratio by which the mask scales a token's gradient: min(p(a)/q(a), C). By default, no cap.
         kl_bound (`float | str | None`, *optional*, defaults to `'auto'`):
-            Bound ε > 0, in nats. The projection keeps KL(π‖q) ≤ ε for every token's projected policy π and old policy
+            Bound ε, in nats. The projection keeps KL(π‖q) ≤ ε > 0 for every token's projected policy π and old policy
             q. The penalty acts on tokens whose policy p has KL(p‖q) > ε; with ε = 0, on every token that has moved. inf
-            means no bound. 'auto' is the paper's 0.05. For GRPO's projection with n > 8 optimizer updates per rollout
-            batch (all completions of one generation), 'auto' is 0.05·(n/8)², at most 0.8.
+            means no bound. 'auto' is the paper's 0.05, except for GRPO's projection with n > 8 optimizer updates per
+            rollout batch (all completions of one generation): 0.05·(n/8)², at most 0.8.
         regression_coef (`float`, *optional*, defaults to `1.0`):
             Weight α ≥ 0 of the regression KL(p ‖ stopgrad π), which moves the policy p towards its projection π.
         support_size (`int | None`, *optional*):
