@@ -47,10 +47,11 @@ class TrustRegionOptions(OmitHubToken, _TrlConfig):
 
     trust_region: str = setting(
         "projection",
-        "'projection' for TROLL. 'penalty' for TROLL's regression alone, on tokens beyond `kl_bound`: nothing limits "
-        "the ratio. 'mask' for DPPO, only in GRPO: a token that has moved farther than `divergence_bound` in its "
-        "advantage's direction has no gradient. Or the import path of your own trust region, such as my_lib.MyRegion: "
-        "a subclass of troll_trl.TrustRegion, or a function that returns an instance. Either may take the config.",
+        "'projection': TROLL. 'penalty': TROLL's regression alone (see `regression_coef`), on tokens beyond "
+        "`kl_bound`; nothing limits the ratio. 'mask', only in GRPO: DPPO, in which a token that has moved farther "
+        "than `divergence_bound` in its advantage's direction has no gradient. Otherwise, the import path of your own "
+        "trust region, such as my_lib.MyRegion: a subclass of troll_trl.TrustRegion, or a function that returns an "
+        "instance. Either may take the config.",
     )
     divergence_type: str | None = setting(
         None,
@@ -202,7 +203,8 @@ class TrollOptions(TrustRegionOptions):
         "`vllm_importance_sampling_correction` off.",
     )
     tail_mass: float = setting(
-        DEFAULT_TAIL_MASS, "Keep the old policy's likeliest tokens until the rest has at most mass δ in [0, 1)."
+        DEFAULT_TAIL_MASS,
+        "Keep the old policy's likeliest tokens, at most `support_size`, until the rest has at most mass δ in [0, 1).",
     )
     max_skipped_updates: int = setting(
         20,
@@ -323,10 +325,11 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
             Whether TRL's importance sampling corrects the loss for the difference between vLLM and the training model.
             By default it does, except with `old_policy` 'engine', which leaves nothing to correct.
         trust_region (`str`, *optional*, defaults to `'projection'`):
-            'projection' for TROLL. 'penalty' for TROLL's regression alone, on tokens beyond `kl_bound`: nothing limits
-            the ratio. 'mask' for DPPO, only in GRPO: a token that has moved farther than `divergence_bound` in its
-            advantage's direction has no gradient. Or the import path of your own trust region, such as my_lib.MyRegion:
-            a subclass of troll_trl.TrustRegion, or a function that returns an instance. Either may take the config.
+            'projection': TROLL. 'penalty': TROLL's regression alone (see `regression_coef`), on tokens beyond
+            `kl_bound`; nothing limits the ratio. 'mask', only in GRPO: DPPO, in which a token that has moved farther
+            than `divergence_bound` in its advantage's direction has no gradient. Otherwise, the import path of your own
+            trust region, such as my_lib.MyRegion: a subclass of troll_trl.TrustRegion, or a function that returns an
+            instance. Either may take the config.
         divergence_type (`str | None`, *optional*):
             The mask takes 'binary_tv', |p(a) − q(a)| (default), or 'binary_kl', KL(q‖p). The penalty takes 'binary_kl',
             KL(p‖q) (default), or 'topk_kl', KL(p‖q) over the kept tokens and the rest. p is the policy, q the old
@@ -351,7 +354,7 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
             rollout batch. 'engine': vLLM's distribution, without this pass, and with
             `vllm_importance_sampling_correction` off.
         tail_mass (`float`, *optional*, defaults to `1e-05`):
-            Keep the old policy's likeliest tokens until the rest has at most mass δ in [0, 1).
+            Keep the old policy's likeliest tokens, at most `support_size`, until the rest has at most mass δ in [0, 1).
         max_skipped_updates (`int`, *optional*, defaults to `20`):
             Skip updates that contain a NaN or an infinity. Stop the run after this many skips in a row.
         adaptive_learning_rate (`bool`, *optional*, defaults to `False`):
