@@ -161,12 +161,8 @@ def group_runs(records: Iterable[Record], plan: Mapping[str, Any]) -> dict[str, 
             if record["task"] in group.tasks and record["seed"] in seeds and _has_settings(record, of):
                 for label, methods in plan.get("methods", {}).items():
                     selected = methods if isinstance(methods, dict) else {"methods": methods}
-                    seeds = selected.get("seeds", [record["seed"]])
-                    if (
-                        record["method"] in selected["methods"]
-                        and record["seed"] in seeds
-                        and _has_settings(record, selected)
-                    ):
+                    of_method = record["method"] in selected["methods"] and _has_settings(record, selected)
+                    if of_method and record["seed"] in selected.get("seeds", [record["seed"]]):
                         group.add(label, record)
     return groups
 

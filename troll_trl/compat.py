@@ -225,7 +225,7 @@ KNOWN_OPTIONS = {
 
 
 def untested(*names: str) -> dict[str, str]:
-    """Return the installed versions, by name, of those of these libraries that were not tested."""
+    """Return the installed versions, by name, of the given libraries, if they were not tested."""
     versions = {name: import_module(name).__version__ for name in names}
     is_tested = lambda name, version: any(version.startswith(f"{tested}.") for tested in TESTED[name])
     return {name: version for name, version in versions.items() if not is_tested(name, version)}
