@@ -37,7 +37,7 @@ def factors(signals, may_grow=True, learning=1.0, moved=100, tokens=1000, cut=No
             own.updates = len(signals)
         k = 0.05 * signal  # of each token that moved
         sums = moved * k, moved * k * k, tokens, tokens * learning
-        own.follow(*sums, is_last=i == len(signals) - 1, may_grow=may_grow)
+        own.follow(*sums, may_grow=may_grow)
         found.append(own.factor)
     return found
 
@@ -57,12 +57,12 @@ def test_the_rule():
     assert factors([0, 11, 1], moved=11)[1] == factors([0, 11, 1], moved=2, tokens=50)[1] == 0.5
     assert factors([0, 11, 1], moved=1, tokens=50)[1] == factors([0, 11, 1], moved=9, tokens=299)[1] == 1
     own = rule()
-    own.follow(0.0, 0.0, 100, 100, is_last=True, may_grow=True)
+    own.follow(0.0, 0.0, 100, 100, may_grow=True)
     assert own.factor == 1, "seven of its eight updates were not measured"
     own.updates = 1
     for _ in range(12):
         own.begin_batch()
-        own.follow(0.0, 0.0, 100, 100, is_last=True, may_grow=True)
+        own.follow(0.0, 0.0, 100, 100, may_grow=True)
     assert own.factor == 10
 
 
@@ -84,7 +84,7 @@ def test_the_tokens_of_the_loss_count_and_no_kl_is_negative():
 def test_a_loss_that_counts_nothing_is_refused():
     """Without a token, nothing moves, and the factor would grow to its limit."""
     with pytest.raises(RuntimeError, match="counted no token"):
-        rule().follow(0.0, 0.0, 0, 0, is_last=True, may_grow=True)
+        rule().follow(0.0, 0.0, 0, 0, may_grow=True)
 
 
 def settled(start, noise=0.3, batches=40, updates=8, seed=0):
@@ -94,7 +94,7 @@ def settled(start, noise=0.3, batches=40, updates=8, seed=0):
         moved = 0.0
         for i in range(updates):
             k = 2e4 * moved**2 * math.exp(noise * torch.randn((), generator=generator).item())
-            own.follow(100 * k, 100 * k * k, 100, 100, is_last=i == updates - 1, may_grow=True)
+            own.follow(100 * k, 100 * k * k, 100, 100, may_grow=True)
             if i == updates - 1:
                 own.begin_batch()
             moved += start * own.factor
@@ -199,11 +199,12 @@ def test_an_evaluation_does_not_count(tmp_path):
     assert "eval_loss" in trainer.evaluate() and not trainer.adaptive_rate.sums.any()
 
 
-def test_an_update_that_an_earlier_training_left_unfinished_does_not_count(tmp_path):
-    trainer = make_trainer(*OURS["grpo"], tmp_path, **ADAPTIVE)
-    trainer.adaptive_rate.sums += 100
+def test_what_an_earlier_training_left_unfinished_does_not_count(tmp_path):
+    trainer = make_trainer(*OURS["grpo"], tmp_path, **ADAPTIVE | {"learning_rate": 1e-5})
+    trainer.adaptive_rate.sums += 100  # of an update
+    trainer.adaptive_rate.taken = 1  # of a rollout batch, which could then not let the factor grow
     trainer.train()
-    assert logged(trainer, "troll/rate_signal")[0] < 1e-4
+    assert logged(trainer, "troll/rate_signal")[0] < 1e-4 and logged(trainer, "troll/rate_factor")[3] == 2
 
 
 def test_without_a_guard_it_is_the_same(tmp_path):

@@ -11,7 +11,7 @@ import torch
 from accelerate.utils import extract_model_from_parallel
 from torch.distributed.tensor import DTensor
 
-from troll_trl.trust_region.projection import project, project_rows, project_rows_backward
+from troll_trl.trust_region.projection import project, torch_project_rows, torch_project_rows_backward
 from troll_trl.trust_region.sparse import UNUSED, SparseDistribution
 
 _TOKENS = 16  # tokens of a completion that are compared; with a vocabulary of 150,000 two rows of logits take 20 MB
@@ -151,9 +151,9 @@ def _gradients(
         logits = logits.masked_fill(logits == -math.inf, _LOWEST)
         plain = SparseDistribution.log_probs_on_support(logits[live], token_ids[live])
         plain = plain.masked_fill(plain < _LOWEST / 2, -math.inf)
-        log_pi, t, *_ = project_rows(plain.detach(), old, _KL_BOUND)
+        log_pi, t, *_ = torch_project_rows(plain.detach(), old, _KL_BOUND)
         upstream = upstream.masked_fill(log_pi == -math.inf, 0.0)
-        through = project_rows_backward(upstream, plain.detach(), old, log_pi, t)
+        through = torch_project_rows_backward(upstream, plain.detach(), old, log_pi, t)
         (expected,) = torch.autograd.grad(plain, leaves[1], through.masked_fill(plain.detach() == -math.inf, 0.0))
     finally:
         hook.remove()

@@ -12,7 +12,7 @@ so they would dilute a plain mean. At equal rates, the movement in `n` updates g
 by `n`. With 8 updates, for which `LOW` and `HIGH` were chosen, the signal is the mean itself.
 
 The effective number of tokens of this mean is `(Σ k)² / Σ k²`. If it is below `FEW_TOKENS`, a few tokens have jumped,
-which happens at any rate, and the signal counts as 0.
+which happens at any rate, and the signal counts as 0. In a small update, `FEW_SHARE` of its tokens is enough.
 
 The forward passes of an update precede its step. So the signal measures the movement of the earlier updates of the same
 rollout batch. It is about 0 at the first update, and never includes the movement of the last update.
@@ -92,7 +92,8 @@ class AdaptiveLearningRate(TrainerCallback):
         self.sums += torch.stack([kl.sum(), (kl * kl).sum(), mask.sum(), learning.sum()])
 
     def on_train_begin(self, args, state, control, lr_scheduler=None, **kwargs):
-        self.sums.zero_()  # an earlier call may have ended in the middle of an update
+        self.sums.zero_()  # an earlier call may have ended in the middle of an update, and of a rollout batch
+        self.begin_batch()
         if stepper := steps_in_backward(args, self.trainer.accelerator):
             raise ValueError(
                 f"`adaptive_learning_rate` is not supported with {stepper}, which takes the step inside of the "
@@ -112,12 +113,9 @@ class AdaptiveLearningRate(TrainerCallback):
         self.sums.zero_()
         guard = self.trainer.guard
         steps = lr_scheduler.last_epoch  # the optimizer's, without skipped updates
-        # `_step` counts micro-batches, this update's included. A rollout batch has a whole number of updates
-        is_last = self.trainer._step % (args.steps_per_generation * self.trainer.num_iterations) == 0
         is_taken = guard is None or not guard.skipped_last
         if is_taken:
-            may_grow = steps >= args.get_warmup_steps(state.max_steps)
-            self.follow(*sums, is_last=is_last, may_grow=may_grow)
+            self.follow(*sums, may_grow=steps >= args.get_warmup_steps(state.max_steps))
         scheduled = zip(lr_scheduler.base_lrs, lr_scheduler.lr_lambdas, strict=True)
         rates = [self.factor * rate * share(steps) for rate, share in scheduled]
         lr_scheduler._last_lr = rates  # what the Trainer logs
@@ -125,12 +123,11 @@ class AdaptiveLearningRate(TrainerCallback):
             # After this step, the scheduler computes the next scheduled rates anew, so a checkpoint has no factor in it
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
-        if is_last:
+        micro_batches = args.steps_per_generation * self.trainer.num_iterations  # of a rollout batch
+        if self.trainer._step % micro_batches == 0:  # `_step` counts this update's, too
             self.begin_batch()
 
-    def follow(
-        self, kl: float, squared_kl: float, tokens: float, learning: float, *, is_last: bool, may_grow: bool
-    ) -> None:
+    def follow(self, kl: float, squared_kl: float, tokens: float, learning: float, *, may_grow: bool) -> None:
         """
         Apply the rule of the module to an update.
 
@@ -139,8 +136,6 @@ class AdaptiveLearningRate(TrainerCallback):
                 `Σ k` in nats and `Σ k²`, over the tokens of the update's losses on all ranks.
             tokens, learning (`float`):
                 The number of these tokens, and of those with an advantage.
-            is_last (`bool`):
-                Whether the update is the last one of its rollout batch.
             may_grow (`bool`):
                 Whether the warm-up has ended.
         """
@@ -159,8 +154,8 @@ class AdaptiveLearningRate(TrainerCallback):
         self.taken += 1
         self.tokens += tokens
         self.learning += learning
-        may_grow = may_grow and self.taken == self.updates and self.learning >= LEARNING_SHARE * self.tokens
-        if is_last and may_grow and self.largest < LOW:
+        was_measured = self.taken == self.updates and self.learning >= LEARNING_SHARE * self.tokens
+        if may_grow and was_measured and self.largest < LOW:
             room = LOW / max(self.largest, LOW / MOST_GROWTH**2)
             self.factor *= max(math.sqrt(room), LEAST_GROWTH)
         self.factor = min(max(self.factor, SMALLEST), LARGEST)

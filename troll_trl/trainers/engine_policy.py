@@ -24,7 +24,7 @@ from accelerate.logging import get_logger
 
 from troll_trl.compat import refuse_missing
 from troll_trl.kernels.support import mass_rule
-from troll_trl.trainers.columns import LOG_PROBS, SAMPLED_LOG_PROBS, TOKEN_IDS
+from troll_trl.trainers.columns import OLD_LOG_PROBS, SPARSE_LOG_PROBS, TOKEN_IDS
 from troll_trl.trainers.vllm import check_server, server_url
 from troll_trl.trust_region.sparse import UNUSED, SparseDistribution, Support, keep_nothing, trimmed
 
@@ -32,7 +32,7 @@ logger = get_logger(__name__)
 
 # Smallest mass of the rest. Float32 rounding in the engine leaves `1 − Σ` of a peaked distribution anywhere between
 # −1e-7 and 1e-7. At 0, the projection would forbid the rest; the floor costs a policy inside the bound at most 1e-6
-# nats. If the policy's rest has less mass, `cap_rest_mass` lowers the floor to the policy's mass: otherwise KL(q‖p)
+# nats. If the policy's rest has less mass, `without_floor` lowers the floor to the policy's mass: otherwise KL(q‖p)
 # would count up to all of `−log p`.
 REST_FLOOR = 1e-6
 # If the listed tokens lack at most this mass, all others have probability 0, such as padding with logits of −∞
@@ -104,11 +104,11 @@ class EnginePolicy:
             batch["tool_mask"] = batch.get("tool_mask", torch.ones_like(batch["completion_mask"])) * known
             if "num_items_in_batch" in batch:
                 batch["num_items_in_batch"] = batch["num_items_in_batch"] - count
-        batch[SAMPLED_LOG_PROBS] = log_probs.nan_to_num(0.0)
+        batch[OLD_LOG_PROBS] = log_probs.nan_to_num(0.0)
         if self.support is not None:
             kept, scored = (trained * known).bool(), batch["completion_mask"].bool()
             old = self._old_policy(batch["completion_ids"], kept, scored, self.support.tail_mass)
-            batch[TOKEN_IDS], batch[LOG_PROBS] = old.token_ids, old.log_probs
+            batch[TOKEN_IDS], batch[SPARSE_LOG_PROBS] = old.token_ids, old.log_probs
         return count
 
     def _old_policy(
@@ -350,7 +350,7 @@ def sparse_of(rows: torch.Tensor, sampled: torch.Tensor) -> SparseDistribution:
     return SparseDistribution(token_ids, rows[..., : size + 1])
 
 
-def cap_rest_mass(old: torch.Tensor, policy: torch.Tensor) -> torch.Tensor:
+def without_floor(old: torch.Tensor, policy: torch.Tensor) -> torch.Tensor:
     """Return the engine's log-probabilities `(..., K + 1)`. If their rest mass is at its floor and the policy's rest
     mass is smaller, lower theirs to the policy's."""
     rest = old[..., -1:]

@@ -8,9 +8,10 @@ from trl import GRPOTrainer
 
 from troll_trl.resilience.checkpoints import CheckpointedTrainer
 from troll_trl.resilience.guard import GuardedTrainer
-from troll_trl.trainers.columns import SAMPLED_LOG_PROBS
+from troll_trl.resilience.rollout_check import checked_rollouts
+from troll_trl.trainers.columns import OLD_LOG_PROBS
 from troll_trl.trainers.config import TrollGRPOConfig
-from troll_trl.trainers.loss import Ratio
+from troll_trl.trainers.loss import LossInputs, Ratio
 from troll_trl.trainers.model_card import TROLL
 from troll_trl.trainers.troll_trainer import TrollTrainer
 
@@ -27,27 +28,23 @@ class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
+        self._ratio = Ratio.MEAN if self.importance_sampling_level == "sequence" else Ratio.TOKEN
+        corrects = bool(self.use_vllm and self.vllm_importance_sampling_correction)  # vLLM's numbers to the trainer's
+        self._scores_old_policy = corrects or not self.args.on_policy
+        self._keeps_old_policy = self._scores_old_policy or self.engine_policy is not None
+        if self.rollout_func is not None:
+            self.rollout_func = checked_rollouts(self.rollout_func, corrects)
         # On the instance, since a subclass may have a mask of its own
         self.get_off_policy_mask = partial(self._mask_by_policy, self.get_off_policy_mask)
 
     def _mask_by_policy(self, get_off_policy_mask: Callable[..., torch.Tensor], **inputs) -> torch.Tensor:
         """Call TRL's or a subclass's `get_off_policy_mask`, which measures the policy, with the numbers from before the
         trust region changed them."""
-        if (scored := self._loss_inputs) is not None:
-            before = scored.before
-            inputs |= {"per_token_logps": scored.log_probs, "advantages": before["advantages"]}
-            inputs["sampling_per_token_logps"] = before.get("sampling_per_token_logps", before[SAMPLED_LOG_PROBS])
+        if isinstance(scored := self._scoring, LossInputs):
+            masked = scored.masked
+            inputs |= {"per_token_logps": scored.log_probs, "advantages": masked["advantages"]}
+            inputs["sampling_per_token_logps"] = masked.get("sampling_per_token_logps", masked[OLD_LOG_PROBS])
         return get_off_policy_mask(**inputs)
-
-    @property
-    def _ratio(self):
-        return Ratio.MEAN if self.importance_sampling_level == "sequence" else Ratio.TOKEN
-
-    def _trl_scores_old_policy(self):
-        return not self.args.on_policy or (self.use_vllm and self.vllm_importance_sampling_correction)
-
-    def _has_old_policy(self):
-        return self._trl_scores_old_policy() or self.engine_policy is not None
 
     def _keep_engine_policy(self, engine_policy, _prompts, completion_ids, tool_mask, _completions, log_probs, *_):
         if log_probs is None:
@@ -67,7 +64,7 @@ class TrollGRPOTrainer(GuardedTrainer, CheckpointedTrainer, TrustRegionGRPO):
     Per token, with policy `p`, old policy `q`, projection `π` and advantage `A`, the loss is
     `−π(a)/q(a)·A + α·KL(p ‖ stopgrad π)`, averaged as `loss_type` specifies. TRL's own loss computes it, so loss types,
     sequence-level ratios, masks, entropy bonus, vLLM correction and MoE loss are TRL's.
-    [`~troll_trl.trainers.loss`] derives how. [`~troll_trl.trainers.troll_trainer.TrollTrainer`] lists all overrides.
+    [`~troll_trl.trainers.loss`] derives how, and [`~troll_trl.trainers.troll_trainer.TrollTrainer`] says when.
 
     With `trust_region="penalty"`, the ratio is `p(a)/q(a)`, without a limit, and the regression stays. With
     `trust_region="mask"`, [DPPO](https://huggingface.co/papers/2602.04879) replaces TROLL: a token that has moved too
@@ -98,5 +95,5 @@ class TrollGRPOTrainer(GuardedTrainer, CheckpointedTrainer, TrustRegionGRPO):
     ```
     """
 
-    stateful = ("troll_metrics", "guard", "adaptive_rate")
+    stateful = ("troll_metrics", "guard", "adaptive_rate")  # for checkpoints
     equal_on_ranks = ("adaptive_rate",)

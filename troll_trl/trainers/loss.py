@@ -17,8 +17,8 @@ TRL reads the advantages, which may be `(B, C)`, after it has scored the policy.
 changes a copy of the micro-batch, [`LossInputs`], in four steps. Each step is a function that returns what it changes:
 
 1. [`bound`] calls the trust region: the policy's `log p(a)` becomes `log π(a)` (the projection changes it), and there
-   may be an `R` (projection and penalty) and a `w` (mask).
-2. [`limit_log_ratio`] shifts `log q(a)` if `r` or `R/r` would leave float32's range otherwise.
+   may be an `R` (projection and penalty) and a `w` (mask). With a penalty or a mask, π is p.
+2. [`limit_log_ratio`] shifts `log q(a)` if `R/r` or `w·r` would leave float32's range otherwise.
 3. [`change_advantages`] gives `w·A − α·R/r`, with the `r` that step 2 has limited.
 4. [`change_reference`] makes the reference KL refer to the policy. TRL computes `d = ref − log π(a)`, and from `d` the
    estimate `k(d) = exp(d) − d − 1`. With `log π(a) + ref − log p(a)` in place of `ref`, `d` is `ref − log p(a)`. With
@@ -32,38 +32,30 @@ from typing import Any
 
 import torch
 
-from troll_trl.trainers.columns import SAMPLED_LOG_PROBS
+from troll_trl.trainers.columns import OLD_LOG_PROBS
 from troll_trl.trust_region import HIGHEST_LOG_RATIO, LOWEST_LOG_RATIO, ROUNDING
-from troll_trl.trust_region.regions import TrustRegion, TrustRegionOutput, checked_output
+from troll_trl.trust_region.regions import TrustRegion, TrustRegionOutput, apply_trust_region
 from troll_trl.trust_region.sparse import keep_nothing
 
 _NEWTON_STEPS = 4  # from the first guess of `rescale_kl` to float32's digits
 
 
 class LossInputs(dict):
-    """A copy of a micro-batch for TRL's loss, which records what the loss has read. It is a copy, because with
-    `num_iterations`, TRL reads the micro-batch itself again."""
+    """A copy of a micro-batch for TRL's loss. It is a copy, because with `num_iterations`, TRL reads the micro-batch
+    itself again."""
 
     def __init__(self, inputs: Mapping[str, Any]):
         super().__init__(inputs)
         self.mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()  # (B, C), tokens of the loss
-        # `None` until TRL has scored the policy; then the policy's own log p(a) (B, C), without gradient
+        # Once TRL has scored the policy: its own log p(a) (B, C), without gradient, and the columns without the change
+        # of the four steps, with 0 outside of the mask, the advantages as (B, 1) or (B, C)
         self.log_probs: torch.Tensor | None = None
-        self.before: dict[str, Any] = {}  # the columns before the change, the advantages as (B, 1) or (B, C)
-        self.unread: set[str] = set()  # names of changed columns that TRL's loss has not read yet
-
-    def replace(self, log_probs: torch.Tensor, before: dict[str, Any], changed: dict[str, torch.Tensor]) -> None:
-        """Put the columns `changed` in place of those `before`, once the policy has these `log_probs` `(B, C)`."""
-        self.update(before | changed)
-        self.log_probs, self.before, self.unread = log_probs.detach(), before, {*changed}
+        self.masked: dict[str, Any] = {}
+        self.advantages_are_read = False  # whether TRL's loss has read the changed advantages
 
     def __getitem__(self, name: str) -> Any:
-        self.unread.discard(name)
+        self.advantages_are_read |= name == "advantages" and self.log_probs is not None
         return super().__getitem__(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        self.unread.discard(name)
-        return super().get(name, default)
 
 
 class Ratio(Enum):
@@ -77,20 +69,20 @@ class Ratio(Enum):
     @property
     def old_column(self) -> str:
         """TRL's column with the old policy: `log q(a)` `(B, C)`, or its sum over each completion `(B,)`."""
-        return "old_logps" if self is Ratio.SUM else SAMPLED_LOG_PROBS
+        return "old_logps" if self is Ratio.SUM else OLD_LOG_PROBS
 
     def old_from(self, log_probs: torch.Tensor, completion_mask: torch.Tensor) -> torch.Tensor:
         """Return what TRL puts into `old_column`, from log-probabilities and their mask, both `(B, C)`."""
         return (log_probs * completion_mask).sum(1) if self is Ratio.SUM else log_probs
 
     def log(self, log_probs: torch.Tensor, log_q: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Return the log-ratio `(B, C)` or `(B, 1)` that TRL forms from `log_probs` `(B, C)`, which are 0 outside of
-        the loss's `mask` `(B, C)`, and from the old policy's `log_q`, as in `old_column`."""
+        """Return the log-ratio `(B, C)` or `(B, 1)` that TRL forms from `log_probs` `(B, C)` and from the old policy's
+        `log_q`, as in `old_column`. Both are 0 outside of the loss's `mask` `(B, C)`."""
         if self is Ratio.SUM:
             return (log_probs.sum(1) - log_q).unsqueeze(1)
         log_ratio = log_probs - log_q
-        if self is Ratio.MEAN:  # outside of the mask, a limited `log_q` is not 0
-            return (log_ratio * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
+        if self is Ratio.MEAN:
+            return log_ratio.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
         return log_ratio
 
 
@@ -101,16 +93,17 @@ def change_inputs(
     Take the four steps, which change `inputs`. `policy`, with gradient, and `old` `(B, C, S)`, float32, are
     log-probabilities of policy and old policy, the sampled token's first. `args` is the trainer's config.
 
-    Return `log π(a)` `(B, C)`, which is NaN for a token of the loss if `policy` or `old` has a NaN there, and the
-    `token_stats` of `trust_region`.
+    Return `log π(a)` `(B, C)` and the `token_stats` of `trust_region`. If `policy` or `old` has a NaN at a token of the
+    loss, `log π(a)` is NaN there, and the guard skips the update.
     """
     mask = inputs.mask
     # A token with NaN does not reach the trust region: `project` would raise on one rank, while the others wait
     live = mask & ~(policy.detach().isnan() | old.isnan()).any(-1)  # (B, C)
-    before = inputs | masked_columns(inputs, live)
-    before["advantages"] = advantages = before["advantages"].reshape(len(live), -1)  # (B, 1) or (B, C)
+    masked = inputs | masked_columns(inputs, live)
+    # (B, 1) or (B, C): `(B,)` would broadcast along the tokens
+    masked["advantages"] = advantages = masked["advantages"].reshape(len(live), -1)
     log_p = policy[..., 0].masked_fill(~live, 0.0)
-    log_q = before[ratio.old_column]
+    log_q = masked[ratio.old_column]
 
     bounded = bound(trust_region, policy, old, advantages, live)
     if bounded.weight is not None and ratio is Ratio.SUM:
@@ -120,21 +113,24 @@ def change_inputs(
         )
     log_pi = bounded.log_probs
     limited_log_q = limit_log_ratio(bounded, log_q, mask, ratio)
-    advantages = change_advantages(advantages, bounded, limited_log_q, mask, ratio, args.regression_coef)
-    changed = {ratio.old_column: limited_log_q, "advantages": advantages}
-    if (ref := before.get("ref_per_token_logps")) is not None:
+    changed = {
+        ratio.old_column: limited_log_q,
+        "advantages": change_advantages(advantages, bounded, limited_log_q, mask, ratio, args.regression_coef),
+    }
+    if (ref := masked.get("ref_per_token_logps")) is not None:
         log_scale = None
         if args.use_bias_correction_kl:
             log_scale = ratio.log(log_p, log_q, mask) - ratio.log(log_pi, limited_log_q, mask)
         changed["ref_per_token_logps"] = change_reference(ref, log_p, log_pi, log_scale)
-    inputs.replace(log_p, before, changed)
+    inputs.update(masked | changed)
+    inputs.log_probs, inputs.masked = log_p.detach(), masked
     return log_pi.masked_fill(mask & ~live, math.nan), bounded.token_stats
 
 
 def masked_columns(inputs: Mapping[str, Any], live: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return each column of `inputs` that has a number for each token, with 0 outside of `live` `(B, C)`. TRL
-    multiplies a token's loss by the mask, but `exp(200)` is infinite in float32, and `0·inf` is NaN. Masks and pixels,
-    which may have the same shape, stay as they are."""
+    multiplies a token's loss by the mask, but `exp(200)` is infinite in float32, and `0·inf` is NaN. Masks, which count
+    tokens, and pixels may have the same shape, and stay as they are."""
     return {
         name: x.masked_fill(~live, 0.0)
         for name, x in inputs.items()
@@ -153,7 +149,7 @@ def bound(
             f"The model's log-probabilities are {policy.dtype}, not float32: a wrapper of the model casts its "
             "outputs. Make the wrapper keep the dtype."
         )
-    bounded = checked_output(trust_region, keep_nothing(policy, ~live), keep_nothing(old, ~live), advantages)
+    bounded = apply_trust_region(trust_region, keep_nothing(policy, ~live), keep_nothing(old, ~live), advantages)
     return TrustRegionOutput(
         bounded.log_probs.masked_fill(~live, 0.0),
         None if bounded.regression is None else bounded.regression.masked_fill(~live, 0.0),
@@ -163,12 +159,12 @@ def bound(
 
 
 def limit_log_ratio(bounded: TrustRegionOutput, log_q: torch.Tensor, mask: torch.Tensor, ratio: Ratio) -> torch.Tensor:
-    """Step 2: return `log_q`, `(B, C)` or `(B,)`, shifted so that TRL's log-ratio is at least −40. With a weight, which
-    may be 0, the log-ratio is also at most 80. The shift has no gradient."""
+    """Step 2: return `log_q`, `(B, C)` or `(B,)`, shifted so that TRL's log-ratio is at least `LOWEST_LOG_RATIO` and,
+    with a weight, which may be 0, at most `HIGHEST_LOG_RATIO`. The shift has no gradient."""
     log_ratio = ratio.log(bounded.log_probs, log_q, mask).detach()  # (B, C) or (B, 1)
     highest = None if bounded.weight is None else HIGHEST_LOG_RATIO
     shift = log_ratio - log_ratio.clamp(LOWEST_LOG_RATIO, highest)
-    return log_q + (shift.squeeze(1) if log_q.dim() == 1 else shift)
+    return log_q + (shift.squeeze(1) if log_q.dim() == 1 else shift * mask)
 
 
 def change_advantages(
@@ -188,7 +184,7 @@ def change_advantages(
         regression = bounded.regression.sum(1, keepdim=True) if ratio is Ratio.SUM else bounded.regression
         inverse_ratio = (-ratio.log(bounded.log_probs, log_q, mask)).exp()
         advantages = advantages - regression_coef * regression * inverse_ratio
-    return advantages if advantages.shape[1] > 1 else advantages.squeeze(1)
+    return advantages.squeeze(1)
 
 
 def change_reference(

@@ -18,12 +18,11 @@ class TrustRegionRLOO(TrollTrainer, RLOOTrainer):
     _paper = TROLL
     _config_class = TrollRLOOConfig
     _ratio = Ratio.SUM
+    _scores_old_policy = True
 
-    def _trl_scores_old_policy(self):
-        return True
-
-    def _has_old_policy(self):  # TRL always scores it, but an idle trust region needs none
-        return not self.args.trust_region_idle
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._keeps_old_policy = not self.args.trust_region_idle
 
     def _keep_engine_policy(self, engine_policy, _prompts, completion_ids, *_):
         engine_policy.keep(completion_ids, engine_policy.answered, None)  # TRL's RLOO asks once, and drops the numbers
@@ -41,7 +40,7 @@ class TrollRLOOTrainer(GuardedTrainer, CheckpointedTrainer, TrustRegionRLOO):
     completion, which is a product over its tokens. The reference KL is part of the reward in RLOO; TROLL does not
     change it. With `trust_region="penalty"`, the regression acts alone, on an unlimited ratio.
 
-    [`~troll_trl.trainers.troll_trainer.TrollTrainer`] documents the overrides,
+    [`~troll_trl.trainers.troll_trainer.TrollTrainer`] says what TROLL changes,
     [`~troll_trl.resilience.guard.GuardedTrainer`] skips updates with a NaN, and
     [`~troll_trl.resilience.checkpoints.CheckpointedTrainer`] resumes exactly. The arguments are the same as in
     [`~trl.RLOOTrainer`], except for one:
@@ -51,5 +50,5 @@ class TrollRLOOTrainer(GuardedTrainer, CheckpointedTrainer, TrustRegionRLOO):
             Configuration. A plain `RLOOConfig` gets TROLL's defaults.
     """
 
-    stateful = ("troll_metrics", "guard", "adaptive_rate")
+    stateful = ("troll_metrics", "guard", "adaptive_rate")  # for checkpoints
     equal_on_ranks = ("adaptive_rate",)

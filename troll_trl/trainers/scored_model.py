@@ -1,10 +1,23 @@
 """What TRL's scoring pass calls in place of a model."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from accelerate.utils import is_peft_model
+
 from troll_trl.lm_head import SparseCausalLMOutput
 from troll_trl.trust_region.sparse import SparseDistribution
+
+
+def needs_positions(model: Any, base_model: torch.nn.Module, is_vlm: bool) -> bool:
+    """Return whether `model` needs [`with_positions`]. `base_model` is the model without adapters."""
+    # A vision-language model computes its own positions if it is given none. With prompt learning, virtual tokens
+    # shift the positions, so ours would differ from those in generation
+    if is_vlm or (is_peft_model(model) and model.active_peft_config.is_prompt_learning):
+        return False
+    return "position_ids" in inspect.signature(type(base_model).forward).parameters
 
 
 def with_positions(model: Callable) -> Callable:
@@ -42,7 +55,7 @@ class SparseModel:
         # Omit the supports, which TRL would keep in memory during its loss
         return SparseCausalLMOutput(log_probs=output.log_probs, entropy=output.entropy, aux_loss=output.aux_loss)
 
-    def distributions(self) -> SparseDistribution:
+    def take_distributions(self) -> SparseDistribution:
         """Return the distributions `(B, length, K)` of TRL's pass, and forget its chunks."""
         chunks, self._chunks = self._chunks, []
         return SparseDistribution.concatenate(chunks)

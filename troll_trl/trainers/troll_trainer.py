@@ -1,9 +1,8 @@
 """TrollTrainer: what TROLL changes in TRL's trainers, and when TRL calls it. `loss.py` has the loss."""
 
-import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,22 +13,21 @@ from troll_trl.compat import check_class, check_instance
 from troll_trl.lm_head import add_sparse_lm_head
 from troll_trl.lm_head.families import refuse_unknown_logits
 from troll_trl.lm_head.head_check import check_head
-from troll_trl.resilience.rollout_check import checked_rollouts
 from troll_trl.trainers.adaptive_rate import AdaptiveLearningRate
-from troll_trl.trainers.columns import LOG_PROBS, SAMPLED_LOG_PROBS, TOKEN_IDS
+from troll_trl.trainers.columns import OLD_LOG_PROBS, SPARSE_LOG_PROBS, TOKEN_IDS
 from troll_trl.trainers.config import TrollOptions
-from troll_trl.trainers.engine_policy import EnginePolicy, cap_rest_mass
+from troll_trl.trainers.engine_policy import EnginePolicy, without_floor
 from troll_trl.trainers.loss import LossInputs, Ratio, change_inputs, ignore_rounding
 from troll_trl.trainers.mended_trl import MendedTRL
 from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.model_card import DPPO
 from troll_trl.trainers.rollout_sampling import SampledAsConfigured
-from troll_trl.trainers.scored_model import SparseModel, with_positions
+from troll_trl.trainers.scored_model import SparseModel, needs_positions, with_positions
 from troll_trl.trainers.sharding import keep_output_dtypes, reshard
 from troll_trl.trainers.start_checks import describe_run
 from troll_trl.trainers.vllm import check_vllm, explain_lost_server
 from troll_trl.trust_region.regions import TrustRegion
-from troll_trl.trust_region.sparse import Support, trimmed
+from troll_trl.trust_region.sparse import SparseDistribution, Support, trimmed
 
 logger = get_logger(__name__)
 
@@ -39,10 +37,11 @@ Scores = tuple[Any, ...]
 
 @dataclass
 class _Rollout:
-    """The old policy, as TRL's scoring passes over one rollout have computed it so far."""
+    """What TRL's scoring passes over one rollout give for the rollout batch."""
 
+    awaits_old_policy: bool  # whether TRL's next pass scores the old policy
     log_probs: torch.Tensor | None = None  # (B, C), of the sampled tokens; NaN if unknown
-    columns: dict[str, torch.Tensor] = field(default_factory=dict)  # what the rollout batch keeps
+    sparse: SparseDistribution | None = None  # (B, C, K), with a support
 
 
 class TrollTrainer(SampledAsConfigured, MendedTRL):
@@ -55,11 +54,11 @@ class TrollTrainer(SampledAsConfigured, MendedTRL):
       `create_accelerator_and_postprocess`, which keeps the dtype of the model's outputs;
     - `train`, which adds the callback of the adaptive learning rate;
     - for each generation batch, here a *rollout batch*, `_generate_and_score_completions`, which adds the old policy to
-      the batch. While it runs, `_rollout` is set, and TRL calls
+      the batch. While it runs, `_scoring` is a `_Rollout`, and TRL calls
         - `_generate`: with an `engine_policy`, the engine's answers are kept;
         - `_get_per_token_logps_and_entropies` for the old policy, and again for a reference model;
-    - for each micro-batch, `compute_loss`, and in it `_compute_loss`. While TRL's `_compute_loss` runs, `_loss_inputs`
-      is the copy of the micro-batch that TRL reads, and TRL calls
+    - for each micro-batch, `compute_loss`, and in it `_compute_loss`. While TRL's `_compute_loss` runs, `_scoring` is
+      the copy of the micro-batch that TRL reads, and TRL calls
         - `_get_per_token_logps_and_entropies` for the policy, which changes what TRL then reads from the copy:
           [`~troll_trl.trainers.loss`] says how and why;
     - for each log line, `log`, and for each evaluation, `evaluation_loop`.
@@ -70,19 +69,22 @@ class TrollTrainer(SampledAsConfigured, MendedTRL):
     A subclass may add a term to `super()._compute_loss(model, inputs)`, and may score again after it. A subclass that
     replaces `_compute_loss` has a loss of its own, without any limit on its ratios; the trainer logs this once.
 
-    A trainer defines `_config_class`, `_name`, `_ratio`, `_trl_scores_old_policy`, `_has_old_policy` and
-    `_keep_engine_policy`.
+    A trainer defines the following five, and after TRL's constructor sets the last two, which do not change then.
     """
 
     _config_class: type[TrollOptions]
-    _name: str
-    rollout_func: Any = None  # GRPO's
-    guard: Any = None  # a `GuardedTrainer`'s
+    _name: str  # with `_paper` and `_tag_names`, for the model card
+    _ratio: Ratio  # what each ratio of TRL's loss belongs to
+    _scores_old_policy: bool  # whether TRL scores each rollout with the current weights, before a reference
+    # Whether rollout batches keep an old policy. If not, every update uses fresh completions, and π = p
+    _keeps_old_policy: bool
+
+    guard: Any = None  # a `GuardedTrainer` has one, which tells the adaptive rate whether an update was skipped
 
     # -- Construction -----------------------------------------------------------------------------------------------
 
     def __init__(self, model, reward_funcs=None, args=None, *others, **kwargs):
-        args = self._own_config(model, args)  # before the first warning: accelerate's logger needs the state it makes
+        args = self._own_config(model, args)  # makes accelerate's state, which `check_class` needs to log
         check_class(type(self))
         if type(self)._compute_loss.__module__.startswith("trl."):  # `_compute_loss = GRPOTrainer._compute_loss`
             raise TypeError(
@@ -95,9 +97,6 @@ class TrollTrainer(SampledAsConfigured, MendedTRL):
             self._name, self._paper = "DPPO", DPPO  # for the model card
         super().__init__(model, reward_funcs, args, *others, **kwargs)
         check_instance(self)
-        if self.rollout_func is not None:
-            corrects = bool(args.use_vllm and args.vllm_importance_sampling_correction)
-            self.rollout_func = checked_rollouts(self.rollout_func, corrects)
         self.epsilon_low = self.epsilon_high = math.inf  # the trust region replaces the clip
 
         base_model = self.model.get_base_model() if is_peft_model(self.model) else self.model
@@ -108,22 +107,15 @@ class TrollTrainer(SampledAsConfigured, MendedTRL):
             self.support = args.support_within(text_config.vocab_size)
             # RLOO's config has no `cast_lm_head_to_fp32`
             add_sparse_lm_head(base_model, args.temperature, getattr(args, "cast_lm_head_to_fp32", False))
-        # A vision-language model computes its own positions if it is given none. With prompt learning, virtual tokens
-        # shift the positions, so ours would differ from those in generation
-        prompt_learning = is_peft_model(self.model) and self.model.active_peft_config.is_prompt_learning
-        self._takes_positions = (
-            not (self._is_vlm or prompt_learning)
-            and "position_ids" in inspect.signature(type(base_model).forward).parameters
-        )
+        self._needs_positions = needs_positions(self.model, base_model, self._is_vlm)
         self.troll_metrics = {mode: TrollMetrics(self.accelerator, self.trust_region) for mode in ("train", "eval")}
         self.adaptive_rate = AdaptiveLearningRate(self) if args.adaptive_learning_rate else None
         self.engine_policy = None
         if args.old_policy == "engine":
             self.engine_policy = EnginePolicy(self.accelerator, self.vllm_generation, self.support, args)
-        self._rollout: _Rollout | None = None
-        self._loss_inputs: LossInputs | None = None
+        self._scoring: _Rollout | LossInputs | None = None
         self._head_is_checked = False
-        self._loss_is_checked = False  # set by `_compute_loss`; if `compute_loss` finds it unset, it warns once
+        self._loss_is_bounded = False  # whether the last loss was computed by `_compute_loss` below
         describe_run(self, base_model)
 
     def _own_config(self, model: Any, args: Any) -> Any:
@@ -150,40 +142,25 @@ class TrollTrainer(SampledAsConfigured, MendedTRL):
             self.add_callback(self.adaptive_rate)  # here, since it must follow the guard's callback
         return super().train(*args, **kwargs)
 
-    # -- What a trainer defines -------------------------------------------------------------------------------------
-
-    @property
-    def _ratio(self) -> Ratio:
-        """What each ratio of TRL's loss belongs to."""
-        raise NotImplementedError
-
-    def _trl_scores_old_policy(self) -> bool:
-        """Return whether TRL scores the next rollout with the current weights, before it scores a reference."""
-        raise NotImplementedError
-
-    def _has_old_policy(self) -> bool:
-        """Return whether rollout batches keep an old policy. If not, every update uses fresh completions: π = p."""
-        raise NotImplementedError
-
-    def _keep_engine_policy(self, engine_policy: EnginePolicy, *generated: Any) -> None:
-        """Have `engine_policy` keep what TRL's `_generate` returned."""
-        raise NotImplementedError
-
     # -- Rollout: record the old policy -----------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, *args, **kwargs) -> dict[str, Any]:
         reshard(self.model)
-        self._rollout = rollout = _Rollout()
+        self._scoring = rollout = _Rollout(self._scores_old_policy)
         try:
             with explain_lost_server(self.args):
                 batch = super()._generate_and_score_completions(*args, **kwargs)
         finally:
-            self._rollout = None
+            self._scoring = None
         if self.engine_policy is not None:
-            self._metrics[self._mode]["troll/unscored_tokens"].append(self.engine_policy.add_to(batch))
-        elif self._has_old_policy():
+            unknown = self.engine_policy.add_to(batch)
+            self._metrics[self._mode]["troll/unscored_tokens"].append(unknown)
+        elif self._keeps_old_policy:
             self._check_old_policy(rollout.log_probs, batch)
-            batch |= rollout.columns
+            if (old := rollout.sparse) is None:
+                batch[OLD_LOG_PROBS] = rollout.log_probs  # RLOO keeps only their sum over a completion
+            else:
+                batch |= {TOKEN_IDS: old.token_ids, SPARSE_LOG_PROBS: old.log_probs}
         return batch
 
     def _check_old_policy(self, log_probs: torch.Tensor | None, batch: dict[str, Any]) -> None:
@@ -204,7 +181,11 @@ class TrollTrainer(SampledAsConfigured, MendedTRL):
             self._keep_engine_policy(self.engine_policy, *generated)
         return generated
 
-    # -- Score: the rollout's policy, a reference, or the policy in a loss ------------------------------------------
+    def _keep_engine_policy(self, engine_policy: EnginePolicy, *generated: Any) -> None:
+        """Have `engine_policy` keep what TRL's `_generate` returned. A trainer defines this."""
+        raise NotImplementedError
+
+    # -- Score a rollout, with its policy or a reference, or the policy in a loss -----------------------------------
 
     def _get_per_token_logps_and_entropies(
         self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
@@ -212,78 +193,82 @@ class TrollTrainer(SampledAsConfigured, MendedTRL):
         trl = super()._get_per_token_logps_and_entropies
 
         def score(scored_by: Callable) -> Scores:
-            scored_by = with_positions(scored_by) if self._takes_positions else scored_by
+            # Outside of a `SparseModel`, so that the check of its head sees the positions, too
+            scored_by = with_positions(scored_by) if self._needs_positions else scored_by
             return trl(scored_by, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
 
-        if self._loss_inputs is not None:
-            return self._score_policy(score, model, logits_to_keep, self._loss_inputs)
-        if self._rollout is None:  # TRL's loss on fresh completions, or a user's own scoring
+        scoring = self._scoring
+        if scoring is None:  # TRL's loss on fresh completions, or a user's own scoring
             return score(model)
-        if self._rollout.log_probs is None and self._trl_scores_old_policy():  # TRL's first pass over the rollout
-            return self._score_old_policy(score, model, logits_to_keep, self._rollout)
-        return self._score_reference(score, model, self._rollout)
+        if isinstance(scoring, LossInputs):
+            return self._score_policy(score, model, logits_to_keep, scoring)
+        if scoring.awaits_old_policy:
+            scoring.awaits_old_policy = False
+            return self._score_old_policy(score, model, logits_to_keep, scoring)
+        return self._score_reference(score, model, scoring)
 
     def _score_old_policy(self, score: Callable, model: Callable, length: int, rollout: _Rollout) -> Scores:
         """Score the policy that sampled a rollout, and keep it in `rollout`."""
         if self.engine_policy is not None:  # the engine's numbers are the old policy, so no model runs
             rollout.log_probs = self.engine_policy.log_probs(length)
             return rollout.log_probs.nan_to_num(0.0), None, None  # TRL reads no entropies and no MoE loss here
-        if self.support is None or not self._has_old_policy():
+        if self.support is None or not self._keeps_old_policy:
             scores = score(model)
-            rollout.columns = {SAMPLED_LOG_PROBS: scores[0]}  # RLOO keeps only their sum over a completion
         else:
             size, tail_mass = self.support.size, self.support.tail_mass
             sparse = SparseModel(model, length, self._check_head, support_size=size, tail_mass=tail_mass)
             scores = score(sparse)
-            old = trimmed(sparse.distributions())
-            rollout.columns = {TOKEN_IDS: old.token_ids, LOG_PROBS: old.log_probs}
+            rollout.sparse = trimmed(sparse.take_distributions())
         rollout.log_probs = scores[0]
         return scores
 
     def _score_reference(self, score: Callable, model: Callable, rollout: _Rollout) -> Scores:
         """Score a rollout with a reference model, and remove differences from the old policy that are only rounding."""
         log_probs, *others = score(model)
-        if rollout.log_probs is not None and rollout.log_probs.shape == log_probs.shape:
-            log_probs = ignore_rounding(log_probs, rollout.log_probs)
+        old = rollout.log_probs
+        if old is not None and old.shape == log_probs.shape:  # a subclass may score other completions meanwhile
+            log_probs = ignore_rounding(log_probs, old)
             # A token whose old policy is unknown is not in the loss. TRL has 0 for it, and with 0 here, too, it adds
             # nothing to the KL in RLOO's reward
-            log_probs = log_probs.masked_fill(rollout.log_probs.isnan(), 0.0)
+            log_probs = log_probs.masked_fill(old.isnan(), 0.0)
         return log_probs, *others
 
     def _check_head(self, model: Callable, model_inputs: dict[str, Any], length: int) -> None:
-        """Compare the sparse head with the model's own logits, once, at the head's first pass over completions."""
-        if self.support is not None and not self._head_is_checked:
+        """Compare the sparse head with the model's own logits and gradients, at the head's first pass over tokens."""
+        assert self.support is not None
+        if not self._head_is_checked:
             self._head_is_checked = check_head(model, model_inputs, length, self.support.size, self.args.temperature)
 
     # -- Loss: TRL's, on changed inputs -----------------------------------------------------------------------------
 
     def compute_loss(self, model, inputs, *args, **kwargs):
+        self._loss_is_bounded = False
         loss = super().compute_loss(model, inputs, *args, **kwargs)
-        if not self._loss_is_checked:  # a subclass has not called `_compute_loss` below
-            self._loss_is_checked = True
-            logger.warning(
+        if not self._loss_is_bounded:
+            logger.warning_once(
                 f"{type(self).__name__}._compute_loss does not call `super()._compute_loss(model, inputs)`: its loss "
                 "has no trust region, and nothing limits its ratios."
             )
         return loss
 
     def _compute_loss(self, model, inputs):
-        self._loss_is_checked = True
-        if not self._has_old_policy():
+        self._loss_is_bounded = True
+        if not self._keeps_old_policy:
             mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()
             self.troll_metrics[self._mode].add_idle(mask)
             return super()._compute_loss(model, inputs)
-        if (column := SAMPLED_LOG_PROBS if self.support is None else LOG_PROBS) not in inputs:
+        column = OLD_LOG_PROBS if self.support is None else SPARSE_LOG_PROBS
+        if column not in inputs:
             raise ValueError(
                 f"A batch lacks `{column}`, its old policy: neither a trust region nor a clip would limit its ratios. "
                 "Keep the columns of the rollout batch."
             )
-        self._loss_inputs = inputs = LossInputs(inputs)
+        self._scoring = inputs = LossInputs(inputs)
         try:
             loss = super()._compute_loss(model, inputs)
         finally:
-            self._loss_inputs = None
-        if inputs.log_probs is None or "advantages" in inputs.unread:
+            self._scoring = None
+        if not inputs.advantages_are_read:
             raise RuntimeError(
                 "TRL's loss has not scored the policy, or has not read its advantages after that, "
                 "so nothing bounds the policy. Install a tested version of TRL."
@@ -300,18 +285,18 @@ class TrollTrainer(SampledAsConfigured, MendedTRL):
             )
         if self.support is None:
             scores = score(model)
-            policy, old = scores[0].unsqueeze(-1), inputs[SAMPLED_LOG_PROBS].unsqueeze(-1)  # (B, C, 1)
+            policy, old = scores[0].unsqueeze(-1), inputs[OLD_LOG_PROBS].unsqueeze(-1)  # (B, C, 1)
         else:
             sparse = SparseModel(model, length, self._check_head, token_ids=inputs[TOKEN_IDS])
             scores = score(sparse)
-            policy, old = sparse.distributions().log_probs, inputs[LOG_PROBS]  # (B, C, K + 1)
+            policy, old = sparse.take_distributions().log_probs, inputs[SPARSE_LOG_PROBS]  # (B, C, K + 1)
             if self.engine_policy is not None:
-                old = cap_rest_mass(old, policy)  # the engine's rest has a floor, which would count as movement
+                old = without_floor(old, policy)
         log_pi, token_stats = change_inputs(inputs, policy, old, self.trust_region, self._ratio, self.args)
 
         self.troll_metrics[self._mode].add(inputs.mask, token_stats)
         if self.adaptive_rate is not None and self._mode == "train":
-            self.adaptive_rate.add(inputs.mask, token_stats["policy_kl"], inputs.before["advantages"])
+            self.adaptive_rate.add(inputs.mask, token_stats["policy_kl"], inputs.masked["advantages"])
         _, entropies, *others = scores
         if entropies is not None:  # TRL multiplies them by the mask, and 0·NaN is NaN
             entropies = entropies.masked_fill(~inputs.mask, 0.0)

@@ -29,7 +29,7 @@ class Penalty(NamedTuple):
 
     regression: torch.Tensor  # (...), KL(p ‖ stopgrad π) in nats, differentiable; 0 inside the ball
     policy_kl: torch.Tensor  # (...), KL(p‖q) in nats
-    outside: torch.Tensor  # (...) bool, tokens with KL(p‖q) > ε
+    outside: torch.Tensor  # (...) bool, tokens with a penalty
 
 
 def kl_penalty(policy: torch.Tensor, old: torch.Tensor, kl_bound: float) -> Penalty:
@@ -49,7 +49,7 @@ def kl_penalty(policy: torch.Tensor, old: torch.Tensor, kl_bound: float) -> Pena
         `policy`.
 
     Raises:
-        ValueError: what [`~troll_trl.project`] refuses, such as a negative `kl_bound` or NaN.
+        ValueError: with a `kl_bound` other than 0, what [`~troll_trl.project`] refuses, such as a negative one or NaN.
     """
     binary = policy.shape[-1] == 1  # only the sampled token is known
     fixed = policy.detach()
@@ -67,17 +67,17 @@ def kl_penalty(policy: torch.Tensor, old: torch.Tensor, kl_bound: float) -> Pena
         target = projection.log_probs
         policy_kl = projection.policy_kl
         outside = projection.eta > 0
-    regression = _binary_kl(policy[..., 0], p, target) if binary else kl_divergence(policy, target)
-    # Inside the ball π is p, and the term is 0. If it were computed, its gradient would be a rounding error
+    regression = _two_outcome_kl(policy[..., 0], p, target) if binary else kl_divergence(policy, target)
+    # For other tokens the term is 0. If it were computed, its gradient would be a rounding error
     return Penalty(regression.masked_fill(~outside, 0.0), policy_kl, outside)
 
 
-def _binary_kl(log_p: torch.Tensor, p: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """KL(p ‖ target) `(...)` on two outcomes, from `p` and `target` `(..., 2)` without gradient, with the module's
-    gradient with respect to `log_p` `(...)`, `log p(a)`."""
-    log_ratios = p - target  # (..., 2), of the sampled token and of the rest
-    slope = p[..., 0].exp() * (log_ratios[..., 0] - log_ratios[..., 1])
+def _two_outcome_kl(log_p: torch.Tensor, log_pair: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """KL(p ‖ target) `(...)` on two outcomes, from the log-probabilities `log_pair` of `p` and `target` `(..., 2)`,
+    without gradient, with the module's gradient with respect to `log_p` `(...)`, `log p(a)`."""
+    log_ratios = log_pair - target  # (..., 2), of the sampled token and of the rest
+    slope = log_pair[..., 0].exp() * (log_ratios[..., 0] - log_ratios[..., 1])
     impossible = log_p.detach() == -math.inf
     slope = slope.masked_fill(impossible, 0.0)  # 0·log 0 = 0
     zero = (log_p - log_p.detach()).masked_fill(impossible, 0.0)  # its gradient with respect to log p(a) is 1
-    return kl_divergence(p, target) + slope * zero
+    return kl_divergence(log_pair, target) + slope * zero

@@ -59,9 +59,10 @@ def project(policy_log_probs: torch.Tensor, old_log_probs: torch.Tensor, kl_boun
     Project every row of the policy onto the KL trust region of its old policy (TROLL, arXiv 2510.03817, section 3).
 
     Rows inside the bound are returned bit for bit; the others are solved in float64 whatever the input dtype. The
-    gradient with respect to `policy_log_probs` goes through the multiplier η; `old_log_probs` gets none. A slot with −∞
-    in both policies is unused and contributes nothing anywhere. Where only the old policy is zero, π is zero, too. The
-    bound then holds for the policy restricted to the old policy's support.
+    gradient with respect to `policy_log_probs` goes through the multiplier η, and that of a row inside the bound is the
+    gradient of a log-softmax; `old_log_probs` gets none. A slot with −∞ in both policies is unused and contributes
+    nothing anywhere. Where only the old policy is zero, π is zero, too. The bound then holds for the policy restricted
+    to the old policy's support.
 
     Args:
         policy_log_probs (`torch.Tensor` of shape `(..., S)`, float32 or float64):
@@ -105,8 +106,8 @@ class _Project(torch.autograd.Function):
         shape = log_p.shape
         dtype = log_p.dtype
         flat_p, flat_q = log_p.reshape(-1, shape[-1]), log_q.reshape(-1, shape[-1])  # (N, S)
-        # The kernel, or the function of the same name below, in PyTorch
-        project_all = kernel.project_rows if kernel.uses_triton(flat_p) else project_rows
+        # The kernel, or its PyTorch version below
+        project_all = kernel.project_rows if kernel.uses_triton(flat_p) else torch_project_rows
         projected, t, policy_kl, kl = project_all(flat_p, flat_q, kl_bound)
         ctx.save_for_backward(flat_p, flat_q, projected, t)
         # Rounding leaves probabilities that sum only approximately to 1, and can make the KL of near-equal policies a
@@ -127,11 +128,11 @@ class _Project(torch.autograd.Function):
     def backward(ctx, grad_log_pi, *_):
         log_p, log_q, log_pi, t = ctx.saved_tensors
         grad = grad_log_pi.reshape(log_pi.shape)
-        backward = kernel.project_rows_backward if kernel.uses_triton(log_p) else project_rows_backward
+        backward = kernel.project_rows_backward if kernel.uses_triton(log_p) else torch_project_rows_backward
         return backward(grad, log_p, log_q, log_pi, t).reshape(grad_log_pi.shape), None, None
 
 
-def project_rows(log_p: torch.Tensor, log_q: torch.Tensor, kl_bound: float) -> _Rows:
+def torch_project_rows(log_p: torch.Tensor, log_q: torch.Tensor, kl_bound: float) -> _Rows:
     """PyTorch's version of the kernel: `log π` of rows `(N, S)` in their dtype, and `t`, KL(p‖q) and KL(π‖q) `(N,)` in
     float64."""
     pairs = zip(log_p.split(_FLOAT64_ROWS), log_q.split(_FLOAT64_ROWS), strict=True)
@@ -143,9 +144,10 @@ def project_rows(log_p: torch.Tensor, log_q: torch.Tensor, kl_bound: float) -> _
 
 
 def _project_chunk(flat_p: torch.Tensor, flat_q: torch.Tensor, kl_bound: float) -> _Rows:
-    """[`project_rows`] of at most `_FLOAT64_ROWS` rows."""
+    """[`torch_project_rows`] of at most `_FLOAT64_ROWS` rows."""
     policy_kl = kl_divergence(flat_p.double(), flat_q.double())  # (N,)
-    outside = (~(policy_kl <= kl_bound)).nonzero().squeeze(-1)  # (M,) rows; M is small against N in training
+    # (M,) rows, those with NaN included; M is small against N in training
+    outside = (~(policy_kl <= kl_bound)).nonzero().squeeze(-1)
 
     projected = flat_p.clone()
     t = torch.ones_like(policy_kl)
@@ -230,7 +232,7 @@ def _evaluate(t: torch.Tensor, d: torch.Tensor, log_q: torch.Tensor) -> tuple[to
     return log_pi, kl, variance
 
 
-def project_rows_backward(
+def torch_project_rows_backward(
     grad: torch.Tensor, log_p: torch.Tensor, log_q: torch.Tensor, log_pi: torch.Tensor, t: torch.Tensor
 ) -> torch.Tensor:
     """PyTorch's version of the kernel for [`_Project.backward`], for `log_p` `(N, S)`. `grad` is the gradient for

@@ -18,12 +18,6 @@ from troll_trl.trust_region.mask import mask_weight
 from troll_trl.trust_region.penalty import kl_penalty
 from troll_trl.trust_region.projection import kl_divergence, project
 
-SUPPORT_METRICS = {
-    "troll/support_size_mean": ("kept", "tokens"),
-    "troll/rest_mass_mean": ("rest_mass", "tokens"),
-}
-
-
 @dataclass
 class TrustRegionOutput:
     """
@@ -72,11 +66,18 @@ class TrustRegion:
         return type(self).__name__
 
 
+# Of what `_support_stats` gives
+SUPPORT_METRICS = {
+    "troll/support_size_mean": ("kept", "tokens"),
+    "troll/rest_mass_mean": ("rest_mass", "tokens"),
+}
+
+
 class ProjectionTrustRegion(TrustRegion):
     """TROLL: the projection of every token's distribution onto a KL ball around the old policy, whose radius ε is
     `kl_bound`, in nats."""
 
-    mean_metrics = {  # each is a sum divided by another sum
+    mean_metrics = {
         "troll/projected_fraction": ("projected", "tokens"),
         "troll/policy_kl_mean": ("policy_kl", "tokens"),
         "troll/kl_mean": ("kl", "tokens"),
@@ -110,7 +111,7 @@ class ProjectionTrustRegion(TrustRegion):
 
 class MaskTrustRegion(TrustRegion):
     """DPPO (arXiv 2602.04879): a token that has moved too far in the direction of its advantage loses its gradient. It
-    takes the arguments of [`~troll_trl.trust_region.mask.mask_weight`], which checks them."""
+    takes the arguments of [`~troll_trl.trust_region.mask.mask_weight`]."""
 
     needs_support = False
     mean_metrics = {
@@ -180,7 +181,7 @@ class PenaltyTrustRegion(TrustRegion):
         return f"a penalty beyond a {'' if self.needs_support else 'binary '}KL of {self.kl_bound:g}"
 
 
-def checked_output(
+def apply_trust_region(
     trust_region: TrustRegion, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor
 ) -> TrustRegionOutput:
     """

@@ -162,7 +162,7 @@ def nothing_kept(slots: int, device: torch.device) -> torch.Tensor:
 
 
 def keep_nothing(log_probs: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-    """Sparse log-probabilities `(..., K + 1)` with all mass in the rest at the positions `where` `(...)`, bool."""
+    """Log-probabilities `(..., S)` with all mass in the last slot at the positions `where` `(...)`, bool."""
     return torch.where(where.unsqueeze(-1), nothing_kept(log_probs.shape[-1], log_probs.device), log_probs)
 
 

@@ -16,7 +16,7 @@ from troll_trl.trainers.model_card import DPPO, TROLL
 from troll_trl.trainers.sharding import keep_output_dtypes
 from troll_trl.trainers.vllm import check_server
 from troll_trl.trust_region import HIGHEST_LOG_RATIO
-from troll_trl.trust_region.regions import TrustRegionOutput, checked_output
+from troll_trl.trust_region.regions import TrustRegionOutput, apply_trust_region
 
 
 class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
@@ -101,7 +101,7 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
         scored = old.masked_fill(old <= NO_LOG_PROB, math.nan)
         self._check_finite({"of the policy": log_probs, "of the engine": scored, "advantages": advantages})
         log_probs, old, advantages = log_probs.unsqueeze(0), old.unsqueeze(0), advantages.unsqueeze(0)
-        bounded = checked_output(self.trust_region, log_probs.unsqueeze(-1), old.unsqueeze(-1), advantages)
+        bounded = apply_trust_region(self.trust_region, log_probs.unsqueeze(-1), old.unsqueeze(-1), advantages)
         self.troll_metrics.add(torch.ones_like(old), bounded.token_stats)
         if bounded.weight is not None:
             bounded.log_probs = _scale_gradient(bounded.log_probs, old, bounded.weight.detach())
