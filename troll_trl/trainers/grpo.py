@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from trl import GRPOTrainer
@@ -24,7 +25,9 @@ class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
     _name = "TROLL"
     _paper = TROLL
     _config_class = TrollGRPOConfig
-    get_off_policy_mask: Callable[..., torch.Tensor]  # TRL's, declared for the type checker
+    # TRL's, declared for the type checker
+    get_off_policy_mask: Callable[..., torch.Tensor]
+    rollout_func: Any
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)

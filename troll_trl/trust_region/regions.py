@@ -18,6 +18,7 @@ from troll_trl.trust_region.mask import mask_weight
 from troll_trl.trust_region.penalty import kl_penalty
 from troll_trl.trust_region.projection import kl_divergence, project
 
+
 @dataclass
 class TrustRegionOutput:
     """

@@ -29,6 +29,7 @@ _NUMBER = re.compile(
     re.ASCII | re.VERBOSE | re.DOTALL,
 )
 _FRACTION = re.compile(rf"(?<![\w}}])([+-]?\s?\d*)\s?\\frac\{{(-?{_NUMERAL})\}}\{{({_NUMERAL})\}}")
+_SIGNED_BRACES = re.compile(r"([+-])\{(.*)\}", re.DOTALL)  # -{5}, of -\boxed{5}
 _REPEATING = re.compile(r"(?<![\w.])(\d*)\.(\d*)\\(?:overline|bar)\{(\d+)\}")
 _CURRENCIES = {"$": "dollar", "£": "sterling", "€": "euro"}
 _MAGNITUDES = {None: 0, "hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
@@ -49,6 +50,8 @@ def read_number(text: str) -> Number | None:
     """Read a normalised answer as an exact number; `None` for anything that is not exactly one number."""
     if len(text) > MAX_DIGITS:
         return None
+    if signed := _SIGNED_BRACES.fullmatch(text):
+        text = signed[1] + signed[2]
     match = _NUMBER.fullmatch(_FRACTION.sub(_with_slash, _REPEATING.sub(_as_fraction, text)))
     unit = read_unit(match["unit"]) if match else None
     if match is None or unit is None:
