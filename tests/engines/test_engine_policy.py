@@ -314,7 +314,7 @@ def test_a_reference_with_the_policys_weights_moves_nothing(tmp_path):
 
 def test_an_unknown_token_adds_nothing_to_the_kl_in_rloos_reward():
     """TRL gets 0 for its old policy, and subtracts the reference."""
-    rollout = troll_trainer._Rollout(torch.tensor([[math.nan, -1.0]]))
+    rollout = troll_trainer._Rollout(False, torch.tensor([[math.nan, -1.0]]))
     score = lambda model: (torch.tensor([[-2.0, -3.0]]), None)
     reference, _ = troll_trainer.TrollTrainer._score_reference(None, score, None, rollout)
     assert reference.tolist() == [[0.0, -3.0]]
