@@ -20,7 +20,6 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
 from tests.support.limits import HANG
-from tests.support.logged import logged
 from tests.support.repository import ROOT
 from tests.support.thoughts import OPENED, THOUGHTS, thinking_tokenizer
 from tests.tiny import tiny_model
@@ -153,16 +152,16 @@ def test_the_table_has_what_the_command_asks_for(workplace):
     assert Path("out/samples.jsonl").read_bytes() == before
 
 
-def test_a_corrected_gold_answer_scores_the_samples_anew(workplace, monkeypatch):
+def test_a_corrected_gold_answer_scores_the_samples_anew(workplace, monkeypatch, caplog):
     """The second call kept the scores of the wrong gold answer."""
     evaluate(arguments())
     before = read_samples(Path("out/samples.jsonl"))
     Path("one.jsonl").write_text(Path("one.jsonl").read_text().replace("#### 3", "#### 7"))
     evaluate(arguments(output="fresh"))
     monkeypatch.setattr(generation, "TransformersGenerator", None)  # nothing is generated
-    with logged() as messages:
-        evaluate(arguments())
-    assert "3 samples are scored anew, because their gold answers have changed." in messages
+    caplog.set_level("INFO", "troll_trl.evaluation")
+    evaluate(arguments())
+    assert "3 samples are scored anew, because their gold answers have changed." in caplog.messages
     after = read_samples(Path("out/samples.jsonl"))
     assert after == read_samples(Path("fresh/samples.jsonl"))
     changed = [new for old, new in zip(before, after, strict=True) if old != new]

@@ -19,6 +19,7 @@ from tests.support.limits import HANG
 from tests.support.repository import ROOT
 from tests.support.thoughts import OPENED, thinking_tokenizer
 from tests.tiny import tiny_config, tiny_model, tiny_tokenizer
+from troll_trl.cli import check
 from troll_trl.cli.folder_lock import LOCK, locked
 from troll_trl.cli.train import train as train_with
 
@@ -48,6 +49,8 @@ seed: 3
 REWARDS = """
 def share_of_low_tokens(completion_ids, **kwargs):
     return [sum(token < 50 for token in ids) / len(ids) for ids in completion_ids]
+def bug(**kwargs):
+    return int("one")
 """
 
 
@@ -259,6 +262,29 @@ def test_a_mistake_stops_before_training_with_one_paragraph(workplace, flags, ex
     message = said.rpartition("train.py: error: ")[2].rstrip()
     assert code == 2 and expected in message and len(message.splitlines()) < 4
     assert not (workplace / "out" / "config.yaml").exists()  # that of an earlier run would stay as it was
+
+
+def test_a_model_that_is_missing_or_incomplete_is_named(workplace, run, capsys):
+    """Its tokenizer, half of its weights, or all of it: "couldn't connect"."""
+    weights = workplace / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+    code, said = run()
+    assert code == 2 and "model/model.safetensors is incomplete" in said.replace("\n", " ") and "Traceback" not in said
+    with pytest.raises(SystemExit, match="2"):
+        check.main(["--model", "model"])
+    assert "model/model.safetensors is incomplete" in capsys.readouterr().err.replace("\n", " ")
+    for file in [*(workplace / "model").glob("token*"), weights]:
+        file.unlink()
+    code, said = run()
+    assert code == 2 and "model has no tokenizer" in said.replace("\n", " ")
+
+
+def test_the_users_code_and_a_bug_of_ours_keep_their_traceback(run, monkeypatch):
+    with pytest.raises(ValueError, match="'one'"):
+        run("--reward_funcs", "my_rewards.bug")
+    monkeypatch.setattr("troll_trl.cli.make_trainer.load_datasets", None)
+    with pytest.raises(TypeError, match="'NoneType' object is not callable"):
+        run("--output_dir", "other")
 
 
 def test_its_reward_reads_the_tags_of_thoughts(workplace, monkeypatch):

@@ -20,12 +20,12 @@ from tests.engines.async_engine import Engine, make_trainer
 from tests.references import reference_divergence, reference_project
 from tests.support.ranks import in_two_ranks
 from tests.tiny import saved_model
+from tests.trl_comparison import WITHOUT_CLIP, logged, weights
 from troll_trl import TrustRegion, TrustRegionOutput
 from troll_trl.compat import untested
 from troll_trl.experimental.async_grpo import AsyncTrollGRPOConfig
 
 pytestmark = pytest.mark.skipif(bool(untested("trl")), reason="asynchronous training needs the tested TRL")
-WITHOUT_CLIP = {"epsilon": math.inf, "epsilon_high": math.inf}
 REGIONS = {
     "binary_tv": {"divergence_type": "binary_tv", "divergence_bound": 0.01},
     "binary_kl": {"divergence_type": "binary_kl", "divergence_bound": 1e-3, "ratio_cap": 1.05},
@@ -46,14 +46,6 @@ class SurrogateTwice(TrustRegion):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return saved_model(tmp_path_factory.mktemp("model"), spread=20.0)
-
-
-def weights(trainer):
-    return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-
-
-def logged(trainer, key):
-    return [line[key] for line in trainer.state.log_history if key in line]
 
 
 # -- Against TRL ----------------------------------------------------------------------------------------------------

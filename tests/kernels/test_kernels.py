@@ -1,7 +1,7 @@
 """The Triton kernels against float64 truth: error ≤ error of the naive version in the same dtype + tolerance.
 
 They run on a GPU (marker `gpu`, `make test-gpu`) or, without one, in Triton's interpreter: the last test starts this
-file and the tests of the head again with `TRITON_INTERPRET=1`, which must be set before Triton is imported.
+file, the check and the tests of the head again with `TRITON_INTERPRET=1`, which must be set before Triton is imported.
 """
 
 import contextlib
@@ -29,6 +29,7 @@ from troll_trl.trust_region.projection import project
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 PLAIN = LogitTransform(temperature=0.7)
+TIED = LogitTransform(temperature=0.9)  # without a bias, and with equal logits
 CAPPED = LogitTransform(scale=1.3, softcap=2.0, temperature=0.7)
 # Of the largest entry: two roundings of the dtype, that of the tile's gradient and that of the result. A bias, which
 # all entries share, is at most a quarter of it: the interpreter's truncation to bfloat16 made one of 0.3 %.
@@ -132,23 +133,14 @@ def test_training_pass(device, dtype, bias, transform, with_entropy):
     assert_errs_no_more_than_naive(make_case(device, dtype, bias=bias), transform, dtype, with_entropy)
 
 
-# Tiles of 5 rows and 128 columns. Of 130 kept tokens in 131, the last tile has three columns, and some rows keep all
+# Tiles of 5 rows and 128 columns. Of 130 kept tokens in 131, the last tile has three columns. Of 131, there is no rest
 @pytest.mark.parametrize(
-    ("rows", "vocabulary", "k"), [(1, 300, 4), (5, 128, 4), (6, 129, 4), (11, 5, 4), (13, 131, 1), (13, 131, 130)]
+    ("rows", "vocabulary", "k"),
+    [(1, 300, 4), (5, 128, 4), (6, 129, 4), (11, 5, 4), (13, 131, 1), (13, 131, 130), (6, 131, 131)],
 )
 def test_sizes_that_do_not_fit_a_tile(device, rows, vocabulary, k):
     case = make_case(device, torch.float32, rows=rows, vocabulary=vocabulary, k=k)
     assert_errs_no_more_than_naive(case, PLAIN, torch.float32)
-
-
-def test_support_of_the_whole_vocabulary_has_no_rest(device):
-    hidden, weight, _, _ = make_case(device, torch.float32, rows=6, vocabulary=131)
-    token_ids = torch.arange(131, device=device).expand(6, -1)
-    log_probs, entropy = SparseLogProbs.apply(hidden, weight, None, token_ids, PLAIN, None)
-    expected = ((hidden @ weight.t()) / 0.7).double().log_softmax(1)
-    assert (log_probs[:, -1] == -math.inf).all()
-    torch.testing.assert_close(log_probs[:, :-1].double(), expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(entropy.double(), -(expected.exp() * expected).sum(1), rtol=1e-5, atol=1e-5)
 
 
 def test_rest_mass_does_not_cancel(device):
@@ -193,40 +185,23 @@ def test_nan_is_not_lost_in_the_rest(device):
         assert entropy.isnan().all() and log_probs.isnan().any(1).all()
 
 
-@pytest.mark.parametrize(("vocabulary", "k"), [(5, 4), (331, 30), (1100, 10)])
-def test_selection_from_whole_rows(device, vocabulary, k):
-    """Padding blocks take no part, in a vocabulary of less than one block too; nor do equal logits mislead it. With 10
-    tokens of 18 blocks, most blocks are left out."""
-    products = tile_of(device, torch.bfloat16, 6, vocabulary)
-    products[3] = 1.0
-    products[4] = products[4].clamp(-1, 0.5)
-    hidden, weight = torch.eye(6, device=device, dtype=torch.bfloat16), products.t().contiguous()
-    sampled = torch.arange(6, device=device) % vocabulary
-    ids, log_probs, entropy = select_support(hidden, weight, None, sampled, k, 0.0, PLAIN)
-    full = (products.double() / PLAIN.temperature).log_softmax(1)
-    for row in range(6):
-        kept = ids[row][ids[row] >= 0].long()
-        assert len(kept) == len(set(kept.tolist())) == k and kept[0] == sampled[row]
-        torch.testing.assert_close(log_probs[row, :-1].double(), full[row, kept], rtol=1e-4, atol=1e-5)
-        left = full[row].clone().index_fill_(0, kept, -math.inf)
-        assert left.max() <= full[row, kept[1:]].min()
-        torch.testing.assert_close(log_probs[row, -1].double(), left.logsumexp(0), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(entropy.double(), -(full.exp() * full).sum(1), rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize(("vocabulary", "k", "tail_mass", "dtype", "transform"), [
     (331, 24, 1e-2, torch.float32, CAPPED), (331, 24, 1e-2, torch.float16, PLAIN), (331, 1, 1e-5, torch.float32, PLAIN),
     (70, 65, 1e-5, torch.bfloat16, CAPPED), (331, 140, 1e-5, torch.bfloat16, PLAIN),
     (331, 140, 1e-5, torch.float32, CAPPED),
+    (5, 4, 0.0, torch.bfloat16, TIED), (331, 30, 0.0, torch.bfloat16, TIED), (1100, 10, 0.0, torch.bfloat16, TIED),
 ], ids=str)  # fmt: skip
 def test_selection_is_exact(device, vocabulary, k, tail_mass, dtype, transform):
-    """The tokens of a head whose product is exact in every dtype: an identity. 140 tokens take the torch choice."""
+    """The tokens of a head whose product is exact in every dtype: an identity. 140 tokens take the torch choice.
+    Padding blocks take no part, in a vocabulary of less than one block too. Of 18 blocks, 10 tokens leave most out."""
     products = tile_of(device, dtype, 7, vocabulary)
-    bias = tile_of(device, dtype, 1, vocabulary, seed=1)[0]
-    sampled = torch.arange(7, device=device) * 9
+    bias = tile_of(device, dtype, 1, vocabulary, seed=1)[0] if transform is not TIED else None
+    if transform is TIED:
+        products[3], products[4] = 1.0, products[4].clamp(-1, 0.5)
+    sampled = torch.arange(7, device=device) * 9 % vocabulary
     hidden, weight = torch.eye(7, device=device, dtype=dtype), products.t().contiguous()
     ids, log_probs, entropy = select_support(hidden, weight, bias, sampled, k, tail_mass, transform)
-    logits = (products.double() + bias.double()) * transform.scale
+    logits = (products.double() + (0.0 if bias is None else bias.double())) * transform.scale
     if transform.softcap is not None:
         logits = transform.softcap * torch.tanh(logits / transform.softcap)
     logits = (logits / transform.temperature).cpu()
@@ -462,11 +437,12 @@ OF_THE_HEAD += " and not untied and not cohere and not smollm3 and not apertus"
     ("name", "options"),
     [
         ("kernels/test_kernels.py", []),
+        pytest.param("kernels/test_kernels_check.py", ["-k", "Interpreter"], marks=pytest.mark.slow),
         pytest.param("method/test_lm_head.py", ["-k", OF_THE_HEAD], marks=pytest.mark.slow),
     ],
 )
 def test_kernels_in_the_interpreter(name, options):
-    """This file, and the head's own tests, with the kernels interpreted."""
+    """This file, and the tests of the check and of the head, with the kernels interpreted."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n0", *options]
     result = subprocess.run(
         [*command, TESTS / name],

@@ -1,14 +1,15 @@
 """The streaming sparse head against full logits, against TRL's fused head, and against its promise to stay small."""
 
-import os
-import subprocess
-import sys
-import textwrap
 import types
 from contextlib import nullcontext
+from itertools import product
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import (
@@ -39,8 +40,8 @@ from transformers import (
 )
 from trl.trainer.utils import add_fused_lm_head
 
-from tests.support.limits import HANG
-from tests.support.repository import ROOT
+from tests.references import reference_sparse_log_probs, reference_support
+from tests.support.ranks import in_two_ranks
 from tests.tiny import tiny_model
 from troll_trl.kernels import support, tiles
 from troll_trl.kernels.tiles import LogitTransform
@@ -139,18 +140,11 @@ class TestAgainstFullLogits:
         assert output.sparse_log_probs.dtype == torch.float32 and output.sparse_log_probs.shape == (3, 8, 25)
         for b, t in (batch["labels"][:, 1:] != -100).nonzero().tolist():
             sampled, row = batch["labels"][b, t + 1].item(), expected[b, t]
-            support, mass = [sampled], row[sampled].exp().item()
-            for token in row.argsort(descending=True).tolist():
-                if token != sampled and mass < 1 - 0.05 and len(support) < 24:
-                    support.append(token)
-                    mass += row[token].exp().item()
-            ids = output.token_ids[b, t].tolist()
-            assert ids == support + [-1] * (24 - len(support))
-            kept = output.sparse_log_probs[b, t, : len(support)]
-            torch.testing.assert_close(kept, row[support], rtol=1e-4, atol=1e-5)
-            assert (output.sparse_log_probs[b, t, len(support) : -1] == -torch.inf).all()
-            rest = row[[v for v in range(len(row)) if v not in support]].logsumexp(0)
-            torch.testing.assert_close(output.sparse_log_probs[b, t, -1], rest, rtol=1e-4, atol=1e-5)
+            support, log_probs = reference_support(row.numpy(), sampled, 24, 0.05)
+            unused = 24 - len(support)
+            assert output.token_ids[b, t].tolist() == support + [-1] * unused
+            log_probs[-1:-1] = [-torch.inf] * unused
+            torch.testing.assert_close(output.sparse_log_probs[b, t], torch.tensor(log_probs), rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(output.log_probs[b, t], row[sampled], rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(output.entropy[b, t], -(row.exp() * row).sum(), rtol=1e-4, atol=1e-5)
 
@@ -173,23 +167,19 @@ class TestAgainstFullLogits:
         upstream_entropy = torch.randn(3, 8, generator=generator)
 
         log_probs = full_distribution(model, batch)
-        used = token_ids >= 0
-        kept = log_probs.gather(-1, token_ids.clamp(min=0)).masked_fill(~used, 0.0)
-        in_support = torch.zeros(3, 8, 332, dtype=torch.bool)
-        in_support = in_support.scatter(-1, torch.where(used, token_ids, 331), True)[..., :331]
-        rest = log_probs.masked_fill(in_support, -torch.inf).logsumexp(-1, keepdim=True)
-        expected = torch.cat([kept, rest], -1)[live]
+        expected = reference_sparse_log_probs(log_probs[live], token_ids[live]).float()
+        used = expected > -torch.inf
         expected_entropy = -(log_probs.exp() * log_probs).sum(-1)[live]
-        expected_loss = (expected * upstream[live]).sum() + (expected_entropy * upstream_entropy[live]).sum()
-        expected_gradients = gradients(model, expected_loss)
+        loss = (expected[used] * upstream[live][used]).sum() + (expected_entropy * upstream_entropy[live]).sum()
+        expected_gradients = gradients(model, loss)
 
         add_sparse_lm_head(model, TEMPERATURE)
         output = model(**batch, fused_lm_head=True, token_ids=token_ids)
-        actual = output.sparse_log_probs.masked_fill(~torch.cat([used, used[..., :1] | True], -1), 0.0)
-        torch.testing.assert_close(actual[live], expected, rtol=1e-4, atol=1e-5)
+        actual = output.sparse_log_probs[live]
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(output.entropy[live], expected_entropy, rtol=1e-4, atol=1e-5)
-        assert torch.equal(output.log_probs[live], output.sparse_log_probs[live][:, 0])
-        loss = (actual[live] * upstream[live]).sum() + (output.entropy * upstream_entropy)[live].sum()
+        assert torch.equal(output.log_probs[live], actual[:, 0])
+        loss = (actual[used] * upstream[live][used]).sum() + (output.entropy * upstream_entropy)[live].sum()
         assert_close_gradients(gradients(model, loss), expected_gradients)
 
     def test_agrees_with_trl(self, name):
@@ -257,22 +247,15 @@ def test_selection_with_gradient():
 
 def test_rest_mass_does_not_cancel():
     """1 − Σ kept would be 0 in float32 here; the rest is 1e-12."""
-    model = make_model("llama_untied")
-    batch = make_batch()
-    with torch.no_grad():  # one token with a logit of about 33 above 330 others
-        model.lm_head.weight.mul_(1e-3)
-        model.lm_head.weight[7] = 0
-    hidden = model.base_model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
-    with torch.no_grad():
-        direction = hidden[0, -2] / hidden[0, -2].square().sum()
-        model.lm_head.weight[7] = 33 * direction
-    expected = torch.log_softmax(model(**batch).logits[0, -2].double(), -1)
-    add_sparse_lm_head(model)
-    batch["labels"][0, -1] = batch["input_ids"][0, -1] = 7
-    output = model(**batch, fused_lm_head=True, support_size=1)
-    rest = expected[[v for v in range(331) if v != 7]].logsumexp(0)
+    logits = 1e-3 * torch.randn(1, 331, generator=torch.Generator().manual_seed(0))
+    logits[0, 7] = 33.0
+    hidden, head = head_of(logits)
+    rest = logits.double().log_softmax(1)[0, [v for v in range(331) if v != 7]].logsumexp(0)
     assert rest < -25
-    torch.testing.assert_close(output.sparse_log_probs[0, -1, -1].double(), rest, rtol=0, atol=1e-3)
+    ids, selected, _ = support_selection.select_support(hidden, head, None, torch.tensor([7]), 1, 0.0, LogitTransform())
+    evaluated, _ = SparseLogProbs.apply(hidden, head, None, ids, LogitTransform(), None)
+    for log_probs in (selected, evaluated):
+        torch.testing.assert_close(log_probs[0, -1].double(), rest, rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("size", [1, 30, 1000, 30_000])  # of the logits
@@ -657,45 +640,84 @@ def test_non_finite_logits_are_refused(value, grad):
         model(**batch, fused_lm_head=True, support_size=4)
 
 
+def model_of(config):
+    """What `add_sparse_lm_head` reads of a model before it changes anything."""
+    return types.SimpleNamespace(forward=None, config=config)
+
+
+def with_a_scale_in_its_head():
+    """As Dory's, whose scales are 1 until the first update: the check at the first rollout found nothing."""
+    model = make_model("phi_head_bias")
+    model.lm_head.logit_scale = torch.nn.Parameter(torch.ones(model.config.vocab_size))
+    return model
+
+
+WITHOUT_BACKBONE = Llama4TextConfig(**SMALL, intermediate_size_mlp=32, num_local_experts=2)
+WITH_LAYERS = (BertConfig, RobertaConfig, ElectraConfig, RemBertConfig, ModernBertDecoderConfig)
+REFUSED = [
+    (lambda: model_of(RecurrentGemmaConfig(logits_soft_cap=30.0)), "recurrent_gemma .* through `logits_soft_cap`"),
+    (lambda: model_of(MptConfig()), "A mpt model changes its logits.*which neither the LM head"),
+    (lambda: AutoModelForCausalLM.from_config(WITHOUT_BACKBONE), "A Llama4ForCausalLM names no backbone"),
+    (with_a_scale_in_its_head, "head of the PhiForCausalLM, a Linear, has `logit_scale` besides a weight"),
+    *((lambda c=c: model_of(c(is_decoder=True)), f"A {c.model_type} model has layers between") for c in WITH_LAYERS),
+    # The kernels take the largest product for the largest logit
+    *((lambda x=x: CohereForCausalLM(CohereConfig(**SMALL, logit_scale=x)), f"by {x}. The scale must be positive")
+      for x in (-1.0, 0.0)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED)
+def test_a_model_whose_logits_the_head_would_get_wrong_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        add_sparse_lm_head(make())
+
+
 def test_non_positive_temperature_is_refused():
     with pytest.raises(ValueError, match=r"`temperature` must be positive, got 0\.0"):
         add_sparse_lm_head(make_model("qwen3"), 0.0)
 
 
-@pytest.mark.parametrize(
-    ("config", "how"),
-    [
-        (RecurrentGemmaConfig(logits_soft_cap=30.0), "through `logits_soft_cap` = 30.0"),
-        (MptConfig(), "which neither the LM head"),
-    ],
-)
-def test_a_model_whose_logits_the_head_would_get_wrong_is_refused(config, how):
-    model = types.SimpleNamespace(forward=None, config=config)
-    with pytest.raises(ValueError, match=f"A {config.model_type} model changes its logits.*{how}"):
-        add_sparse_lm_head(model)
+# A unit is gathered by the forward of its modules, of which the head's is never called. Accelerate gives the head one
+# with the final norm, or, where it finds none, one of its own.
+UNITS = {
+    "of the model": lambda model: [],
+    "with the norm": lambda model: [[model.model.norm, model.lm_head]],
+    "alone": lambda model: [model.lm_head],
+    "tied": lambda model: [[model.model.embed_tokens, model.lm_head]],
+}
 
 
-@pytest.mark.parametrize("config", [Llama4TextConfig(**SMALL, intermediate_size_mlp=32, num_local_experts=2)])
-def test_a_model_that_names_no_backbone_is_refused(config):
-    """Its output has no `last_hidden_state`, said an AttributeError of the first rollout."""
-    with pytest.raises(ValueError, match=r"A Llama4ForCausalLM names no backbone"):
-        add_sparse_lm_head(AutoModelForCausalLM.from_config(config))
+def log_probs_and_gradients(mesh, units, tied, passes):
+    """Of the model sharded in `units`; of the whole model without them, as the mean of the ranks."""
+    model = tiny_model("qwen3", tie_word_embeddings=tied)
+    add_sparse_lm_head(model)
+    if units is not None:
+        for unit in [*model.model.layers, *units(model)]:
+            fully_shard(unit, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        assert all(isinstance(p, DTensor) for p in model.parameters())
+    for ids in (torch.arange(40) + 17 * dist.get_rank() + 5 * n + 5 for n in range(passes)):
+        ids = ids.view(4, 10)
+        with torch.no_grad():
+            scored = model(input_ids=ids, labels=ids, fused_lm_head=True, support_size=8)
+        output = model(input_ids=ids, labels=ids, fused_lm_head=True, token_ids=scored.token_ids)
+        (output.sparse_log_probs.exp() ** 2).sum().backward()
+    grads = [p.grad for p in model.parameters()]
+    if units is not None:
+        return [scored.sparse_log_probs, *(grad.full_tensor() for grad in grads)]
+    for grad in grads:
+        dist.all_reduce(grad)
+    return [scored.sparse_log_probs, *(grad / 2 for grad in grads)]
 
 
-def test_a_head_that_is_more_than_a_matrix_is_refused():
-    """Dory's scales each logit, by 1 until the first update: the check at the first rollout found nothing."""
-    model = make_model("phi_head_bias")
-    model.lm_head.logit_scale = torch.nn.Parameter(torch.ones(model.config.vocab_size))
-    with pytest.raises(ValueError, match=r"head of the PhiForCausalLM, a Linear, has `logit_scale` besides a weight"):
-        add_sparse_lm_head(model)
-
-
-@pytest.mark.parametrize("config", [BertConfig, RobertaConfig, ElectraConfig, RemBertConfig, ModernBertDecoderConfig])
-def test_a_model_with_layers_before_its_head_is_refused(config):
-    """At the first rollout alone, or by the shapes of two matrices."""
-    model = types.SimpleNamespace(forward=None, config=config(is_decoder=True))
-    with pytest.raises(ValueError, match=f"A {model.config.model_type} model has layers between"):
-        add_sparse_lm_head(model)
+def compare_sharded_with_whole():
+    mesh = init_device_mesh("cpu", (2,))
+    for (where, units), passes in product(UNITS.items(), (1, 2)):  # gradients of a second pass are added
+        whole = log_probs_and_gradients(mesh, None, where == "tied", passes)
+        sharded = log_probs_and_gradients(mesh, units, where == "tied", passes)
+        for a, b in zip(sharded, whole, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6, msg=lambda text, at=where: f"{at}: {text}")
+    print("sharded head agrees", flush=True)
 
 
 @pytest.mark.slow
@@ -704,76 +726,5 @@ def test_sharded_by_fsdp2(tmp_path):
     Two processes with other batches, wherever the head is sharded: the same log-probabilities as the whole model, and
     the mean of the ranks' gradients.
     """
-    script = tmp_path / "fsdp2.py"
-    script.write_text(
-        textwrap.dedent("""
-        import torch
-        import torch.distributed as dist
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-        from torch.distributed.tensor import DTensor
-        from tests.support.ranks import leave_together
-        from tests.tiny import tiny_model
-        from troll_trl.lm_head import add_sparse_lm_head
-
-        mesh = init_device_mesh("cpu", (2,))
-        assert dist.get_world_size() == 2
-
-        # A unit is gathered by the forward of its modules, of which the head's is never called. Accelerate gives the
-        # head one with the final norm, or, where it finds none, one of its own.
-        UNITS = {
-            "of the model": lambda model: [],
-            "with the norm": lambda model: [[model.model.norm, model.lm_head]],
-            "alone": lambda model: [model.lm_head],
-            "tied": lambda model: [[model.model.embed_tokens, model.lm_head]],
-        }
-
-        def run(units, tied, passes):
-            model = tiny_model("qwen3", tie_word_embeddings=tied)
-            add_sparse_lm_head(model)
-            if units is not None:
-                for unit in [*model.model.layers, *units(model)]:
-                    fully_shard(unit, mesh=mesh)
-                fully_shard(model, mesh=mesh)
-                assert all(isinstance(p, DTensor) for p in model.parameters())
-            for ids in (torch.arange(40) + 17 * dist.get_rank() + 5 * n + 5 for n in range(passes)):
-                ids = ids.view(4, 10)
-                with torch.no_grad():
-                    scored = model(input_ids=ids, labels=ids, fused_lm_head=True, support_size=8)
-                output = model(input_ids=ids, labels=ids, fused_lm_head=True, token_ids=scored.token_ids)
-                (output.sparse_log_probs.exp() ** 2).sum().backward()
-            grads = {name: p.grad for name, p in model.named_parameters()}
-            if units is not None:
-                return scored.sparse_log_probs, {name: grad.full_tensor() for name, grad in grads.items()}
-            for grad in grads.values():
-                dist.all_reduce(grad)
-            return scored.sparse_log_probs, {name: grad / 2 for name, grad in grads.items()}
-
-        for where, units in UNITS.items():
-            for passes in (1, 2):  # gradients of the second are added
-                log_probs, grads = run(None, where == "tied", passes)
-                sharded_log_probs, sharded_grads = run(units, where == "tied", passes)
-                torch.testing.assert_close(sharded_log_probs, log_probs)
-                for name in grads:
-                    torch.testing.assert_close(
-                        sharded_grads[name], grads[name], rtol=1e-4, atol=1e-6, msg=lambda m: f"{where}, {name}: {m}"
-                    )
-        print("sharded head agrees", flush=True)
-        leave_together()
-        """)
-    )
-    result = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", script],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-    )
-    assert result.stdout.count("sharded head agrees") == 2, result.stderr[-3000:]
-
-
-@pytest.mark.parametrize("scale", [-1.0, 0.0])
-def test_a_scale_that_is_not_positive_is_refused(scale):
-    """The kernels take the largest product for the largest logit."""
-    with pytest.raises(ValueError, match=f"scales its logits by {scale}. The scale must be positive"):
-        add_sparse_lm_head(CohereForCausalLM(CohereConfig(**SMALL, logit_scale=scale)))
+    said = in_two_ranks(compare_sharded_with_whole, log=tmp_path / "log.txt")
+    assert said.count("sharded head agrees") == 2, said[-3000:]

@@ -1,5 +1,6 @@
 """A resumed run is the uninterrupted one, bit for bit; checkpoints are complete or absent; other options are named."""
 
+import functools
 import multiprocessing
 import os
 import random
@@ -20,8 +21,7 @@ from trl import GRPOConfig, GRPOTrainer
 from tests.support.limits import HANG
 from tests.support.repository import ROOT
 from tests.tiny import saved_model, tiny_model, tiny_prompts
-from tests.trl_comparison import assert_same_run, logged, make_trainer, weights
-from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
+from tests.trl_comparison import OURS, assert_same_run, logged, make_trainer, weights
 from troll_trl.resilience.checkpoint_folders import MARKER, SAVING, newest_complete, why_incomplete
 from troll_trl.resilience.checkpoints import CheckpointError
 from troll_trl.resilience.resumed_options import compare_options, options_of
@@ -30,12 +30,8 @@ FILE = "rollout-state-0-of-1.pt"
 OPTIONS = {"save_strategy": "steps", "save_steps": 1, "learning_rate": 2e-2, "max_steps": 5, "kl_bound": 0.01}
 
 
-def grpo(folder, **options):
-    return make_trainer(TrollGRPOTrainer, TrollGRPOConfig, folder, **OPTIONS | options)
-
-
-def rloo(folder, **options):
-    return make_trainer(TrollRLOOTrainer, TrollRLOOConfig, folder, **OPTIONS | {"beta": 0.0} | options)
+grpo = functools.partial(make_trainer, *OURS["grpo"], **OPTIONS)
+rloo = functools.partial(make_trainer, *OURS["rloo"], **OPTIONS, beta=0.0)
 
 
 def lora(folder, target_modules=("q_proj", "v_proj"), r=4, **options):

@@ -11,19 +11,14 @@ from torch import nn
 from transformers import TrainerCallback
 
 from tests.tiny import tiny_model, tiny_prompts, tiny_tokenizer, token_reward
-from tests.trl_comparison import logged, make_trainer, weights
-from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
+from tests.trl_comparison import OURS, logged, make_trainer, weights
 
 # Momentum and weight decay would move weights without a gradient; the schedule would move the learning rate
 OPTIONS = {"weight_decay": 0.1, "lr_scheduler_type": "linear", "learning_rate": 2e-2, "max_steps": 6, "kl_bound": 0.01}
 
 
-def grpo(folder, **options):
-    return make_trainer(TrollGRPOTrainer, TrollGRPOConfig, folder, **OPTIONS | options)
-
-
-def rloo(folder, **options):
-    return make_trainer(TrollRLOOTrainer, TrollRLOOConfig, folder, **OPTIONS | {"beta": 0.0} | options)
+grpo = functools.partial(make_trainer, *OURS["grpo"], **OPTIONS)
+rloo = functools.partial(make_trainer, *OURS["rloo"], **OPTIONS, beta=0.0)
 
 
 class Snapshots(TrainerCallback):

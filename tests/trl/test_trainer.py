@@ -126,26 +126,6 @@ def test_a_batch_that_lost_its_old_policy_is_refused(tmp_path):
     make_trainer(OwnBatches, TrollGRPOConfig, tmp_path, steps_per_generation=1, max_steps=1).train()
 
 
-def test_the_off_policy_mask_gets_the_policys_own_numbers(tmp_path, monkeypatch):
-    """Not the projection's, which stay near the old policy, nor the advantages that carry the regression."""
-    seen, original = [], GRPOTrainer.get_off_policy_mask
-
-    @functools.wraps(original)
-    def recording(**kwargs):
-        seen.append(kwargs)
-        return original(**kwargs)
-
-    monkeypatch.setattr(GRPOTrainer, "get_off_policy_mask", staticmethod(recording))
-    trainer, inputs = off_policy("grpo", tmp_path, kl_bound=1e-6, off_policy_mask_threshold=0.1)
-    seen.clear()
-    trainer.compute_loss(trainer.model, inputs)
-    (given,) = seen
-    assert (given["per_token_logps"] - inputs["old_per_token_logps"])[
-        inputs["completion_mask"].bool()
-    ].abs().max() > 0.05
-    assert torch.equal(given["advantages"].squeeze(1), inputs["advantages"])
-
-
 # -- Metrics and messages ---------------------------------------------------------------------------------------------
 
 BOUND = 0.02
