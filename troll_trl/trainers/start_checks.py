@@ -45,7 +45,7 @@ def describe_run(trainer: Any, base_model: Any) -> None:
         "top_entropy_quantile": getattr(args, "top_entropy_quantile", 1.0) < 1.0,
         "off_policy_mask_threshold": getattr(args, "off_policy_mask_threshold", None) is not None,
     }
-    if any(masks.values()) and not args.uses_mask:
+    if any(masks.values()) and args.trust_region != "mask":
         names = " and ".join(f"`{name}`" for name, is_set in masks.items() if is_set)
         logger.warning(f"With {names}, the regression does not act on the tokens that are masked.")
     _warn_of_random_draws(trainer.model, args, base_model.config.get_text_config())

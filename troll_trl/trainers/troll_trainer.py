@@ -91,7 +91,7 @@ class TrollTrainer(SampledAsConfigured, MendedTRL):
             )
         check_vllm(args)
         self.trust_region = self._make_trust_region(args)
-        if args.uses_mask:
+        if args.trust_region == "mask":
             self._name, self._paper = "DPPO", DPPO  # for the model card
         super().__init__(model, reward_funcs, args, *others, **kwargs)
         check_instance(self)
