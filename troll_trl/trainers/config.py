@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trl import GRPOConfig, RLOOConfig
 
-from troll_trl.fields import OmitHubToken, is_number, setting
+from troll_trl.fields import is_number, setting
 from troll_trl.trainers.adaptive_rate import check_signal
 from troll_trl.trainers.rollout_sampling import check_generation_kwargs
 from troll_trl.trainers.vllm import check_sampling
@@ -40,7 +40,7 @@ _SUPPORT_OPTIONS = ("support_size", "tail_mass")
 
 
 @dataclass
-class TrustRegionOptions(OmitHubToken, _TrlConfig):
+class TrustRegionOptions(_TrlConfig):
     """The options of a trust region, which every config adds to TRL's, and their checks."""
 
     _kinds: ClassVar[tuple[str, ...]] = ("projection", "penalty", "mask")
@@ -117,7 +117,8 @@ class TrustRegionOptions(OmitHubToken, _TrlConfig):
         self.__dict__.pop("region", None)  # it was made from other values
 
     def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
+        # A push to the hub uploads a pickle of the config, `training_args.bin`
+        state = {**vars(self), "hub_token": None}
         state.pop("region", None)  # the user's own may not be picklable
         return state
 
@@ -420,24 +421,6 @@ class TrollRLOOConfig(TrollOptions, RLOOConfig):
 
     _kinds = ("projection", "penalty")
     _trl_config = RLOOConfig
-
-
-@dataclass
-class ClipGRPOConfig(OmitHubToken, GRPOConfig):
-    """TRL's own config, for `--method clip`."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_generation_kwargs(self.generation_kwargs)
-
-
-@dataclass
-class ClipRLOOConfig(OmitHubToken, RLOOConfig):
-    """TRL's own config, for `--method clip` with RLOO."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_generation_kwargs(self.generation_kwargs)
 
 
 def troll_fields(config: type[TrollOptions]) -> list[Field]:
