@@ -1,26 +1,25 @@
 """MendedTRL: what TRL's GRPO and RLOO do wrong in silence, mended or named. For TROLL's trainers and for TRL's clip."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate.logging import get_logger
 from trl import RLOOTrainer
 
-if TYPE_CHECKING:  # TRL's trainer, which follows in the list of bases
-    from trl import GRPOTrainer as _Trainer
-else:
-    _Trainer = object
+from troll_trl.trainers.rollout_sampling import SampledAsConfigured
+from troll_trl.trainers.sharding import reshard
 
 logger = get_logger(__name__)
 
 
-class MendedTRL(_Trainer):
+class MendedTRL(SampledAsConfigured):
     """
-    Mixin for TRL's GRPO or RLOO trainer.
+    Mixin for TRL's GRPO or RLOO trainer, in addition to [`SampledAsConfigured`].
 
     - `_generate_and_score_completions`: a group of equal rewards has advantages of 0. TRL's are rounding, which Adam
-      scales up to full steps. RLOO's rewards contain the reference KL, so RLOO with `beta` stays as it is.
+      scales up to full steps. RLOO's rewards contain the reference KL, so RLOO with `beta` stays as it is. Before that,
+      FSDP2 shards the weights again: [`reshard`].
     - `train`, `evaluation_loop`: vLLM loads the current weights. TRL compares only the numbers of steps, although
       `load_best_model_at_end`, a second training or the user may have changed the weights.
     - `train`: a rollout batch that an earlier training left unfinished is dropped.
@@ -43,6 +42,7 @@ class MendedTRL(_Trainer):
         self._warn_of_ended_prompts()
 
     def _generate_and_score_completions(self, *args, **kwargs) -> dict[str, Any]:
+        reshard(self.model)
         batch = super()._generate_and_score_completions(*args, **kwargs)
         rewards, self._gathered_rewards = self._gathered_rewards, None
         is_rloo = isinstance(self, RLOOTrainer)

@@ -23,9 +23,8 @@ from troll_trl.trainers.loss import LossInputs, Ratio, change_inputs, ignore_rou
 from troll_trl.trainers.mended_trl import MendedTRL
 from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.model_card import DPPO
-from troll_trl.trainers.rollout_sampling import SampledAsConfigured
 from troll_trl.trainers.scored_model import SparseModel, with_positions
-from troll_trl.trainers.sharding import keep_output_dtypes, reshard
+from troll_trl.trainers.sharding import keep_output_dtypes
 from troll_trl.trainers.start_checks import describe_run
 from troll_trl.trainers.vllm import check_vllm, explain_lost_server
 from troll_trl.trust_region.regions import TrustRegion
@@ -45,7 +44,7 @@ class _Rollout:
     columns: dict[str, torch.Tensor] = field(default_factory=dict)  # what the rollout batch keeps
 
 
-class TrollTrainer(SampledAsConfigured, MendedTRL):
+class TrollTrainer(MendedTRL):
     """
     Mixin that turns a TRL trainer into its TROLL counterpart, for trainers that sample completions and clip a ratio.
 
@@ -172,7 +171,6 @@ class TrollTrainer(SampledAsConfigured, MendedTRL):
     # -- Rollout: record the old policy -----------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, *args, **kwargs) -> dict[str, Any]:
-        reshard(self.model)
         self._rollout = rollout = _Rollout()
         try:
             with explain_lost_server(self.args):
