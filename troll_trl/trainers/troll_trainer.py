@@ -12,7 +12,7 @@ from accelerate.utils import is_peft_model
 
 from troll_trl.compat import check_class, check_instance
 from troll_trl.lm_head import add_sparse_lm_head
-from troll_trl.lm_head.families import refuse_unknown_logits
+from troll_trl.lm_head.families import logit_transform
 from troll_trl.lm_head.head_check import check_head
 from troll_trl.resilience.rollout_check import checked_rollouts
 from troll_trl.trainers.adaptive_rate import AdaptiveLearningRate
@@ -101,7 +101,7 @@ class TrollTrainer(MendedTRL):
 
         base_model = self.model.get_base_model() if is_peft_model(self.model) else self.model
         text_config = base_model.config.get_text_config()
-        refuse_unknown_logits(text_config)  # also without a support: TRL's head would be wrong, too
+        logit_transform(text_config, args.temperature)  # refuses a model for which TRL's head would be wrong, too
         self.support: Support | None = None  # without one, TRL's own head is enough
         if self.trust_region.needs_support:
             self.support = args.support_within(text_config.vocab_size)
