@@ -1,7 +1,7 @@
 """vLLM: which sampling options are refused, the wait for its server, and messages for a lost one."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 # Options with which the engine samples from a distribution other than the policy's, and values without that effect
@@ -79,15 +79,10 @@ def check_health(url: str) -> None:
     requests.get(f"{url}/health", timeout=10).raise_for_status()
 
 
-def explain_lost_server(args: Any) -> AbstractContextManager[None]:
-    """Return [`explain_server`] for a rollout, if there is a server."""
-    return explain_server(server_url(args)) if args.use_vllm and args.vllm_mode == "server" else nullcontext()
-
-
 @contextmanager
-def explain_server(url: str) -> Iterator[None]:
+def explain_lost_server(args: Any) -> Iterator[None]:
     """
-    Wrap requests to the server at `url`. After an error of `requests`, raise an error with instructions if the server
+    Wrap a rollout's requests to a server. After an error of `requests`, raise an error with instructions if the server
     stopped answering (`ConnectionError`) or lacks an endpoint (`ValueError`). The errors of TRL's clients name only the
     address of one request, some after a minute of retries.
     """
@@ -96,6 +91,9 @@ def explain_server(url: str) -> Iterator[None]:
     try:
         yield
     except requests.RequestException as error:
+        if not (args.use_vllm and args.vllm_mode == "server"):
+            raise
+        url = server_url(args)
         # The error may come from another server that a reward function uses
         response = getattr(error, "response", None)
         if response is not None and response.status_code == 404 and response.url.startswith(url):
