@@ -219,14 +219,12 @@ class TrollOptions(TrustRegionOptions):
         return super()._default_support_size if self.old_policy == "engine" else 64
 
     def support_within(self, vocabulary: int) -> Support:
-        """Return the support to keep from this many tokens. Raise a `ValueError` if `support_size` is not the default
-        and exceeds `vocabulary`."""
+        """Return the support to keep from this many tokens. Only the default `support_size` may exceed `vocabulary`."""
         size: Any = self.support_size
-        if size > vocabulary and size != self._default_support_size:
-            raise ValueError(
-                f"`support_size` must be at most the model's vocabulary of {vocabulary} tokens, got {size}."
-            )
-        return Support(min(size, vocabulary), self.tail_mass)
+        if size == self._default_support_size:
+            size = min(size, vocabulary)
+        check_support_options(size, self.tail_mass, vocabulary)
+        return Support(size, self.tail_mass)
 
     def _prepare(self) -> None:
         if self.old_policy not in ("trainer", "engine"):
