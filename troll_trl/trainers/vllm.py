@@ -4,23 +4,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-# Options with which the engine samples from a distribution other than the policy's, and values without that effect
+# Options of the configs with which the engine samples from a distribution other than the policy's, and values without
+# that effect
 _CHANGES_THE_DISTRIBUTION: dict[str, tuple[Any, ...]] = {
     "top_p": (1.0,),
     "top_k": (0, -1),
     "min_p": (0.0, None),
     "repetition_penalty": (1.0,),
-    "presence_penalty": (0, None),
-    "frequency_penalty": (0, None),
-    "min_tokens": (0, None),
-    "logit_bias": (None, {}, []),
-    "allowed_token_ids": (None, {}, []),
-    "bad_words": (None, {}, []),
-    "structured_outputs": (None, {}, []),
     "vllm_structured_outputs_regex": (None, []),
-    "logits_processors": (None, []),
 }
-# Further `generation_kwargs` that are known to leave the distribution as it is. vLLM has many that do not.
+# Further `generation_kwargs` that are known to leave the distribution as it is. vLLM has many that do not, which are
+# refused
 _LEAVES_THE_DISTRIBUTION = {
     "seed",
     "max_tokens",
@@ -52,8 +46,8 @@ def check_sampling(options: Mapping[str, Any]) -> None:
             )
     for name in own.keys() - _CHANGES_THE_DISTRIBUTION - _LEAVES_THE_DISTRIBUTION:
         raise ValueError(
-            f"`{name}` in `generation_kwargs` is not supported: the engine may sample from a distribution other than "
-            "the policy's, and the trust region would surround the wrong one. Remove it."
+            f"`{name}={own[name]}` in `generation_kwargs` is not supported: the engine may sample from a distribution "
+            "other than the policy's, and the trust region would surround the wrong one. Remove it."
         )
 
 
