@@ -25,7 +25,7 @@ from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.model_card import DPPO
 from troll_trl.trainers.scored_model import SparseModel, with_positions
 from troll_trl.trainers.sharding import keep_output_dtypes
-from troll_trl.trainers.start_checks import describe_run
+from troll_trl.trainers.start_lines import describe_run
 from troll_trl.trainers.vllm import check_vllm, explain_lost_server
 from troll_trl.trust_region.regions import TrustRegion
 from troll_trl.trust_region.sparse import Support, trimmed
