@@ -32,7 +32,7 @@ class GuardedTrainer(_Trainer):
     Mixin for TRL's GRPO or RLOO trainer that keeps NaN and infinity out of the weights. It has no effect on the weights
     if all numbers are finite and some token is not masked.
 
-    - `__init__` wraps the reward functions and adds the guard as a callback, and `train` resets its counts;
+    - `__init__` wraps the reward functions and adds the guard as a callback;
     - `_generate_and_score_completions` sets all advantages of a rollout batch to NaN if a reward is not finite;
     - `_get_per_token_logps_and_entropies` and `compute_loss` count what is not finite;
     - `log` adds `troll/skipped_updates`.
@@ -47,10 +47,6 @@ class GuardedTrainer(_Trainer):
         self.guard = FiniteGuard(self)
         self.reward_funcs = self.guard.watch_rewards(self.reward_funcs, self.reward_func_names)
         self.add_callback(self.guard)
-
-    def train(self, *args, **kwargs):
-        self.guard.start_training()
-        return super().train(*args, **kwargs)
 
     def _generate_and_score_completions(self, *args, **kwargs) -> dict[str, Any]:
         output = super()._generate_and_score_completions(*args, **kwargs)
@@ -120,7 +116,7 @@ class FiniteGuard(TrainerCallback):
         # Equal on all ranks: updates and skipped ones since the last log line, and the last skipped ones in a row
         self._updates = self._skipped = self._in_a_row = 0
 
-    def start_training(self) -> None:
+    def on_train_begin(self, args, state, control, **kwargs):
         self._counts.zero_()  # an earlier call may have ended in the middle of an update
         self._updates = self._skipped = self._in_a_row = self._losses = 0
 
