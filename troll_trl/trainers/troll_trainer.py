@@ -89,7 +89,7 @@ class TrollTrainer(MendedTRL):
                 "without a clip. Remove it from the class, or call `super()._compute_loss(model, inputs)`."
             )
         check_vllm(args)
-        self.trust_region = self._make_trust_region(args)
+        self.trust_region: TrustRegion = args.region
         if args.trust_region == "mask":
             self._name, self._paper = "DPPO", DPPO  # for the model card
         super().__init__(model, reward_funcs, args, *others, **kwargs)
@@ -131,10 +131,6 @@ class TrollTrainer(MendedTRL):
             model_id = model if isinstance(model, str) else model.config.name_or_path
             return self._config_class(f"{model_id.split('/')[-1]}-{self._name}")
         return args if isinstance(args, self._config_class) else self._config_class.from_trl(args)
-
-    def _make_trust_region(self, args: Any) -> TrustRegion:
-        """Make the trust region. A subclass may return its own; the config's trust region is then unused."""
-        return args.region
 
     def create_accelerator_and_postprocess(self):
         super().create_accelerator_and_postprocess()
