@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +45,8 @@ class GuardedTrainer(_Trainer):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.guard = FiniteGuard(self)
-        self.reward_funcs = self.guard.watch_rewards(self.reward_funcs, self.reward_func_names)
+        rewards = zip(self.reward_funcs, self.reward_func_names, strict=True)
+        self.reward_funcs = [self.guard.watched(function, name) for function, name in rewards]
         self.add_callback(self.guard)
 
     def _generate_and_score_completions(self, *args, **kwargs) -> dict[str, Any]:
@@ -136,12 +137,10 @@ class FiniteGuard(TrainerCallback):
 
     # -- Rewards ----------------------------------------------------------------------------------------------------
 
-    def watch_rewards(self, functions: Sequence[Callable], names: Sequence[str]) -> list[Callable]:
-        """Wrap reward functions and models. They report rewards that are not finite to the guard, and give TRL `None`
-        or NaN instead. TRL treats this as a reward that does not apply, and averages the others."""
-        return [self._watched(function, name) for function, name in zip(functions, names, strict=True)]
+    def watched(self, function: Callable, name: str) -> Callable:
+        """Wrap a reward function or model. It reports rewards that are not finite to the guard, and gives TRL `None` or
+        NaN instead. TRL treats this as a reward that does not apply, and averages the others."""
 
-    def _watched(self, function: Callable, name: str) -> Callable:
         def without_bad(rewards):
             try:
                 if isinstance(rewards, Mapping):  # TRL would train on its keys

@@ -66,13 +66,6 @@ def server_url(args: Any) -> str:
     return args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
 
 
-def check_health(url: str) -> None:
-    """Raise an error of `requests` unless the server at `url` answers and its engine is alive."""
-    import requests
-
-    requests.get(f"{url}/health", timeout=10).raise_for_status()
-
-
 @contextmanager
 def explain_lost_server(args: Any) -> Iterator[None]:
     """
@@ -98,7 +91,7 @@ def explain_lost_server(args: Any) -> Iterator[None]:
                 "a network that you trust."
             ) from error
         try:
-            check_health(url)
+            requests.get(f"{url}/health", timeout=10).raise_for_status()  # whether its engine is alive
         except requests.RequestException:
             raise ConnectionError(
                 f"The vLLM server at {url} stopped answering ({type(error).__name__}). Look at its "
