@@ -1,5 +1,7 @@
 """Links lead somewhere, and the tables that docs/hooks.py makes are up to date."""
 
+import inspect
+import pkgutil
 import re
 import runpy
 from dataclasses import fields
@@ -41,6 +43,24 @@ def test_links_lead_somewhere(page):
 def test_tables_of_the_source_are_those_of_the_page(name):
     page = text_of(DOCS / f"{name}.md")
     assert runpy.run_path(str(DOCS / "hooks.py"))["filled"](page) == page, "run: python docs/hooks.py"
+
+
+@pytest.mark.parametrize("name", ["TrollGRPOConfig", "experimental.async_grpo.AsyncTrollGRPOConfig"])
+def test_the_docstring_of_a_config_has_the_help_of_its_options(name):
+    """For editors. TrollGRPOConfig has every option; the other configs refer to it, and have what they change."""
+    config = pkgutil.resolve_name(f"troll_trl.{name}")
+    shared = name == "TrollGRPOConfig"
+    ours = [base for base in config.__mro__ if base.__module__.startswith("troll_trl")] if shared else [config]
+    # The field's own type is what transformers' parser has made of it
+    declared = {name: kind for base in reversed(ours) for name, kind in vars(base).get("__annotations__", {}).items()}
+    entries = []
+    for option in fields(config):
+        if option.name in declared:
+            kind = getattr(declared[option.name], "__name__", declared[option.name])
+            default = "" if option.default is None else f", defaults to `{option.default!r}`"
+            entries.append(f"{option.name} (`{kind}`, *optional*{default}): {option.metadata['help']}")
+    arguments = re.search(r"\nArgs:\n(.*?)\n\n", inspect.getdoc(config), re.DOTALL)[1]
+    assert " ".join(arguments.split()) == " ".join(entries)
 
 
 def test_every_option_of_the_config_has_a_row_in_the_table_of_compatibility():

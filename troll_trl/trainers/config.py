@@ -184,7 +184,7 @@ class TrustRegionOptions(_TrlConfig):
 
 @dataclass
 class TrollOptions(TrustRegionOptions):
-    """The options of TROLL, which [`TrollGRPOConfig`] and [`TrollRLOOConfig`] add to TRL's."""
+    """The options of TROLL, which [`TrollGRPOConfig`] and [`TrollRLOOConfig`] add to TRL's and document."""
 
     _trl_config: ClassVar[type]  # the TRL config that is extended
 
@@ -306,10 +306,54 @@ class TrollOptions(TrustRegionOptions):
 @dataclass
 class TrollGRPOConfig(TrollOptions, GRPOConfig):
     """
-    Configuration of [`TrollGRPOTrainer`]: every parameter of [`~trl.GRPOConfig`], and the fields of
-    [`TrustRegionOptions`] and [`TrollOptions`], each with a text, which docs/options.md and `troll grpo --help` show.
-    Their defaults are the papers' (TROLL, arXiv 2510.03817; DPPO, arXiv 2602.04879). `epsilon` and `epsilon_high`, the
-    clip range of an existing recipe, have no effect: the trust region replaces the clip.
+    Configuration of [`TrollGRPOTrainer`]: every parameter of [`~trl.GRPOConfig`], and the following. Their defaults
+    are the papers' (TROLL, arXiv 2510.03817; DPPO, arXiv 2602.04879). `epsilon` and `epsilon_high`, the clip range of
+    an existing recipe, have no effect: the trust region replaces the clip.
+
+    Args:
+        vllm_importance_sampling_correction (`bool | None`, *optional*):
+            Whether TRL's importance sampling corrects the loss for the difference between vLLM and the training model.
+            By default it does, except with `old_policy` 'engine', which leaves nothing to correct.
+        trust_region (`str`, *optional*, defaults to `'projection'`):
+            'projection': TROLL. 'penalty': TROLL's regression alone (see `regression_coef`), on tokens beyond
+            `kl_bound`; nothing limits the ratio. 'mask', only in GRPO: DPPO, in which a token that has moved farther
+            than `divergence_bound` in its advantage's direction has no gradient. Otherwise, the import path of your own
+            trust region, such as my_lib.MyRegion: a subclass of troll_trl.TrustRegion, or a function that returns an
+            instance. Either may take the config.
+        divergence_type (`str | None`, *optional*):
+            The mask takes 'binary_tv', |p(a) − q(a)| (default), or 'binary_kl', KL(q‖p). The penalty takes 'binary_kl',
+            KL(p‖q) (default), or 'topk_kl', KL(p‖q) over the kept tokens and the rest. p is the policy, q the old
+            policy. The binary types compare two outcomes: the sampled token a and all others.
+        divergence_bound (`float | None`, *optional*):
+            Largest divergence at which the mask keeps a token's gradient. For 'binary_tv': in (0, 1), by default 0.15.
+            For 'binary_kl': positive, in nats, by default 0.05.
+        ratio_cap (`float | None`, *optional*):
+            Cap C ≥ 1 on the ratio by which the mask scales a token's gradient: min(p(a)/q(a), C). By default, no cap.
+        kl_bound (`float | str | None`, *optional*, defaults to `'auto'`):
+            Bound ε, in nats. The projection keeps KL(π‖q) ≤ ε > 0 for every token's projected policy π and old policy
+            q. The penalty acts on tokens whose policy p has KL(p‖q) > ε; with ε = 0, on every token that has moved. inf
+            means no bound. 'auto' is the paper's 0.05, except for GRPO's projection with n > 8 optimizer updates per
+            rollout batch (all completions of one generation): 0.05·(n/8)², at most 0.8.
+        regression_coef (`float`, *optional*, defaults to `1.0`):
+            Weight α ≥ 0 of the regression KL(p ‖ stopgrad π), which moves the policy p towards its projection π.
+        support_size (`int | None`, *optional*):
+            Keep at most K ≥ 1 tokens per position, including the sampled token. All other tokens share one rest bucket
+            with their exact mass. By default 64, or 20 with `old_policy` 'engine'.
+        old_policy (`str`, *optional*, defaults to `'trainer'`):
+            The distribution that the trust region surrounds. 'trainer': the model's distribution, from a pass over the
+            rollout batch. 'engine': vLLM's distribution, without this pass, and with
+            `vllm_importance_sampling_correction` off.
+        tail_mass (`float`, *optional*, defaults to `1e-05`):
+            Keep the old policy's likeliest tokens, at most `support_size`, until the rest has at most mass δ in [0, 1).
+        max_skipped_updates (`int`, *optional*, defaults to `20`):
+            Skip updates that contain a NaN or an infinity. Stop the run after this many skips in a row.
+        adaptive_learning_rate (`bool`, *optional*, defaults to `False`):
+            Multiply the scheduled learning rate by a factor between 1/100 and 10. The factor falls if the policy moves
+            too far from the old policy, and grows if the policy hardly moves. Needs at least 2 updates per rollout
+            batch, and the projection, the penalty, or your own trust region with `policy_kl` in its `mean_metrics`.
+        save_rollouts (`bool`, *optional*, defaults to `True`):
+            Save an unfinished rollout batch with each checkpoint, so a resumed run repeats the uninterrupted run bit
+            for bit. docs/reliability.md states the batch's size.
 
     Raises:
         ValueError: an option is outside of its range, or TROLL cannot honour it (`loss_type` cispo, sapo or vespo;
@@ -364,10 +408,10 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
 @dataclass
 class TrollRLOOConfig(TrollOptions, RLOOConfig):
     """
-    Configuration of [`TrollRLOOTrainer`]: every parameter of [`~trl.RLOOConfig`], and the fields of
-    [`TrustRegionOptions`] and [`TrollOptions`]. RLOO has one ratio per completion, so it takes no mask, which decides
-    token by token: `divergence_bound` and `ratio_cap` have no effect. 'auto' of `kl_bound` is always 0.05. `epsilon`
-    and `epsilon_high` have no effect: the trust region replaces the clip.
+    Configuration of [`TrollRLOOTrainer`]: every parameter of [`~trl.RLOOConfig`], and the options of
+    [`TrollGRPOConfig`] from `trust_region` on, with the same defaults. RLOO has one ratio per completion, so it takes
+    no mask, which decides token by token: `divergence_bound` and `ratio_cap` have no effect. 'auto' of `kl_bound` is
+    always 0.05. `epsilon` and `epsilon_high` have no effect: the trust region replaces the clip.
 
     Raises:
         ValueError: an option is outside of its range. The message states the value.

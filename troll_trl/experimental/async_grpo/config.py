@@ -18,6 +18,13 @@ class AsyncTrollGRPOConfig(TrustRegionOptions, AsyncGRPOConfig):
     trust region can keep a support here: not the projection, and not `divergence_type` 'topk_kl'. `epsilon` and
     `epsilon_high` have no effect: the trust region replaces the clip.
 
+    Args:
+        trust_region (`str`, *optional*, defaults to `'mask'`):
+            'mask' for DPPO: a token that has moved farther than `divergence_bound` in its advantage's direction has no
+            gradient. 'penalty' for TROLL's regression alone, on two outcomes, for tokens beyond `kl_bound`: nothing
+            limits the ratio. Or the import path of your own trust region, such as my_lib.MyRegion, if its
+            `needs_support` is False.
+
     Raises:
         ValueError: an option is outside of its range; the trust region needs a support, as 'projection' and
             `divergence_type` 'topk_kl' do; or `top_p`, `top_k`, `min_p` or `repetition_penalty` has an effect. The
