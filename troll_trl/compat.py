@@ -13,12 +13,14 @@ reads `llm_engine.model_config.max_logprobs` at its start, and the lists of `Fla
 import inspect
 import warnings
 from collections.abc import Iterable
+from dataclasses import MISSING, fields
 from importlib import import_module
 from pkgutil import resolve_name
 from types import CodeType
 from typing import Any, NamedTuple
 
 from accelerate.logging import get_logger
+from transformers import TrainingArguments
 
 logger = get_logger(__name__)
 
@@ -193,6 +195,31 @@ PRIVATE: dict[str, tuple[Entry, ...]] = {
     "launch": (Call("trl.cli.accelerate_config.resolve_accelerate_config_argument", "launch_args"),),
 }
 
+# The options that TRL's configs add to transformers'
+_OF_BOTH_CONFIGS = """
+beta cache_implementation chat_template_kwargs disable_dropout ds3_gather_for_generation epsilon epsilon_high
+generation_batch_size generation_kwargs log_completions log_multimodal log_unique_prompts mask_truncated_completions
+max_completion_length min_p model_init_kwargs num_completions_to_print num_generations num_generations_eval
+num_iterations pad_to_multiple_of ref_model_mixup_alpha ref_model_sync_steps repetition_penalty reward_weights
+router_aux_loss_coef shuffle_dataset steps_per_generation sync_ref_model temperature top_k top_p
+transformers_continuous_batching_config trust_remote_code use_transformers_continuous_batching use_transformers_paged
+use_vllm vllm_enable_sleep_mode vllm_gpu_memory_utilization vllm_group_port vllm_max_model_length vllm_mode
+vllm_model_impl vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout
+vllm_structured_outputs_regex vllm_tensor_parallel_size
+"""
+_OF_GRPO = """
+cast_lm_head_to_fp32 delta entropy_coef entropy_coef_delta entropy_coef_max entropy_coef_min entropy_target
+importance_sampling_level log_completions_hub_repo loss_type max_tool_calling_iterations multi_objective_aggregation
+off_policy_mask_threshold sapo_temperature_neg sapo_temperature_pos scale_rewards top_entropy_quantile
+use_adaptive_entropy use_bias_correction_kl vespo_k_neg vespo_k_pos vespo_lambda_neg vespo_lambda_pos
+vllm_importance_sampling_cap vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min
+vllm_importance_sampling_correction vllm_importance_sampling_mode
+"""
+KNOWN_OPTIONS = {
+    "GRPOConfig": {*_OF_BOTH_CONFIGS.split(), *_OF_GRPO.split()},
+    "RLOOConfig": {*_OF_BOTH_CONFIGS.split(), "normalize_advantages", "reward_clip_range"},
+}
+
 
 # -- The checks -------------------------------------------------------------------------------------------------------
 
@@ -232,11 +259,31 @@ def check_class(trainer_class: type) -> None:
         found = ", ".join(f"{name} {version}" for name, version in versions.items())
         logger.warning(
             f"troll_trl was not tested with {found}. {install(*versions)}, or run `troll check`, which compares the "
-            "loss and the LM head with TRL's. Leave out options of TRL that are new in this version: if they change "
-            "the loss, they act on the bounded policy and on advantages that include the regression."
+            "loss and the LM head with TRL's."
         )
 
 
 def check_instance(trainer: Any) -> None:
-    """Raise an `ImportError` if TRL's constructor has not set an attribute that the `trainer` uses."""
+    """Raise an `ImportError` if TRL's constructor has not set an attribute that the `trainer` uses. Warn about options
+    that are set and that the tested TRL does not have."""
     refuse_missing([cls.__name__ for cls in type(trainer).__mro__], trainer)
+    if new := new_options(trainer.args):
+        logger.warning(
+            f"troll_trl does not know these options of TRL: {', '.join(new)}. If they change the loss, they act on the "
+            f"bounded policy and on advantages that include the regression. Leave them out. {install('trl')}."
+        )
+
+
+def new_options(args: Any) -> list[str]:
+    """List the options of TRL's config, with their values, that `KNOWN_OPTIONS` lacks and that differ from their
+    defaults."""
+    inherited = {field.name for field in fields(TrainingArguments)}
+    default = lambda field: field.default if field.default_factory is MISSING else field.default_factory()
+    return [
+        f"{field.name}={value!r}"
+        for config in type(args).__mro__
+        if config.__name__ in KNOWN_OPTIONS
+        for field in fields(config)
+        if field.name not in KNOWN_OPTIONS[config.__name__] | inherited
+        and (value := getattr(args, field.name)) != default(field)
+    ]

@@ -6,6 +6,7 @@ import inspect
 import re
 import runpy
 import sys
+from dataclasses import fields
 from importlib import import_module
 from pkgutil import resolve_name
 from types import FunctionType, SimpleNamespace
@@ -14,7 +15,7 @@ import pytest
 import trl
 from accelerate import PartialState
 from accelerate.optimizer import AcceleratedOptimizer
-from transformers import Trainer
+from transformers import Trainer, TrainingArguments
 from trl import GRPOTrainer, RLOOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer.base_trainer import _BaseTrainer
@@ -24,7 +25,7 @@ from tests.tiny import saved_model, tiny_model, tiny_prompts, tiny_tokenizer, to
 from tests.trl_comparison import make_trainer
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer, compat
 from troll_trl.cli import check, train
-from troll_trl.compat import PRIVATE, Attributes, Code, refuse_missing
+from troll_trl.compat import KNOWN_OPTIONS, PRIVATE, Attributes, Code, refuse_missing
 from troll_trl.resilience.guard import _ENTROPY_CONTROL
 from troll_trl.trainers.engine_policy import EnginePolicy
 
@@ -148,13 +149,36 @@ def test_a_users_patch_without_functools_wraps_is_named_and_trains(tmp_path, mon
     trainer.train()
 
 
+@pytest.mark.parametrize("algorithm", ["GRPO", "RLOO"])
+def test_a_new_option_is_named_unless_it_has_its_default(algorithm, tmp_path, monkeypatch, caplog):
+    """It may change the loss, which gets the bounded policy."""
+    ours = {"GRPO": (TrollGRPOTrainer, TrollGRPOConfig), "RLOO": (TrollRLOOTrainer, TrollRLOOConfig)}[algorithm]
+    name = f"{algorithm}Config"
+    model = saved_model(tmp_path / "model")
+    assert KNOWN_OPTIONS[name] >= {"beta", "reward_weights"}
+    monkeypatch.setitem(KNOWN_OPTIONS, name, KNOWN_OPTIONS[name] - {"beta", "reward_weights"})
+    with caplog.at_level("WARNING"):
+        make_trainer(*ours, tmp_path, model, beta=0.5)
+    assert caplog.text.count("does not know these options of TRL: beta=0.5. If") == 1 and "weights=" not in caplog.text
+    caplog.clear()
+    monkeypatch.undo()
+    make_trainer(*ours, tmp_path, model, beta=0.5)
+    assert "does not know" not in caplog.text
+
+
+def test_the_options_are_those_of_the_tested_version():
+    if not compat.untested("trl", "transformers"):
+        for config in (trl.GRPOConfig, trl.RLOOConfig):
+            names = {field.name for field in fields(config)} - {field.name for field in fields(TrainingArguments)}
+            assert KNOWN_OPTIONS[config.__name__] == names
+
+
 def test_a_version_that_was_not_tested_is_named(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(trl, "__version__", "1.99.0")
     monkeypatch.setattr(compat, "TESTED", {"trl": ["1.9", "1.16"]})
     with caplog.at_level("WARNING"):
         make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path)
     assert "not tested with trl 1.99.0. Install 'trl==1.16.*', or run `troll check`" in caplog.text
-    assert "Leave out options of TRL that are new in this version" in caplog.text
     monkeypatch.setattr(trl, "__version__", "1.9.1")
     assert compat.untested("trl") == {}
 
