@@ -1,4 +1,4 @@
-"""What configs are made of: fields that YAML files and flags fill, pickles without a token, the user's own code."""
+"""What configs are made of: fields that YAML files and flags fill, and the user's own code."""
 
 import importlib
 import os
@@ -20,17 +20,6 @@ def setting(
 def is_number(value: Any) -> TypeGuard[float]:
     """Return whether an option is a number. A boolean is not. NaN is, but no range contains it."""
     return isinstance(value, Real) and not isinstance(value, bool)
-
-
-class OmitHubToken:
-    """Mixin for a transformers config that omits `hub_token` from pickles and copies: a push to the hub uploads a
-    pickle of the config, `training_args.bin`."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "hub_token": None}
-
-
-# -- The user's own code -----------------------------------------------------------------------------------------------
 
 
 def imported(path: str) -> Any:

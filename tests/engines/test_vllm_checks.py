@@ -1,5 +1,7 @@
 """The message when a vLLM server is lost. No server runs here."""
 
+from types import SimpleNamespace
+
 import pytest
 import requests
 
@@ -14,7 +16,7 @@ SERVER = {"vllm_mode": "server", "vllm_server_host": "127.0.0.1", "vllm_server_p
 def test_a_lost_server_is_named(lives, options, tmp_path, monkeypatch):
     """An error of a reward function's own stays what it is: the server answers, or there is none."""
     if lives:
-        monkeypatch.setattr("troll_trl.trainers.vllm.check_health", lambda url: None)
+        monkeypatch.setattr(requests, "get", lambda url, timeout: SimpleNamespace(raise_for_status=lambda: None))
     args = TrollGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, use_vllm=True, **options)
     lost = args.vllm_mode == "server" and not lives
     said = f"http://{args.vllm_server_host}:{args.vllm_server_port} stopped answering" if lost else "of one request"

@@ -119,13 +119,9 @@ def with_own(make, tmp_path, **options):
         def __call__(self, policy, old, advantages):
             return make(policy, old)
 
-    class WithOwn(TrollGRPOTrainer):
-        def _make_trust_region(self, args):
-            return Own()
-
-    return make_trainer(
-        WithOwn, TrollGRPOConfig, tmp_path, **{"model": certain_model(), "learning_rate": 2e-2, **options}
-    )
+    globals()["own_region"] = Own()
+    options = {"model": certain_model(), "learning_rate": 2e-2, "trust_region": f"{__name__}.own_region", **options}
+    return make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **options)
 
 
 @pytest.mark.parametrize(("make", "error", "named"), [

@@ -21,15 +21,16 @@ from accelerate.state import PartialState
 from accelerate.utils import DistributedType
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainingArguments
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 from trl.generation.vllm_generation import VLLMGeneration
 
 from tests.support.ranks import leave_together
 from tests.tiny import tiny_model, tiny_prompts, tiny_tokenizer, token_reward
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
 from troll_trl.trainers import troll_trainer
+from troll_trl.trainers.clip import ClipGRPOTrainer
 from troll_trl.trainers.engine_policy import SampledLogProb, read_answer
-from troll_trl.trainers.sharding import ReshardInEvaluation, reshard
+from troll_trl.trainers.sharding import reshard
 
 GROUP, GLOBAL_BATCH = 4, 8
 FSDP2 = os.environ.get("FORCE_FSDP") == "1"
@@ -58,7 +59,7 @@ AS_SHIPPED = {
 }
 SHIPPED = {"shipped": AS_SHIPPED, "shipped_clip": AS_SHIPPED}
 CASES = OWN | SHIPPED
-CLASSES = {"rloo": (TrollRLOOTrainer, TrollRLOOConfig), "shipped_clip": (GRPOTrainer, GRPOConfig)}
+CLASSES = {"rloo": (TrollRLOOTrainer, TrollRLOOConfig), "shipped_clip": (ClipGRPOTrainer, GRPOConfig)}
 
 
 def completion(prompt_ids: list[int], sample: int) -> list[int]:
@@ -137,7 +138,7 @@ def make(case: str, out: Path):
     trainer_class, config_class = CLASSES.get(case, (TrollGRPOTrainer, TrollGRPOConfig))
     shipped = case in SHIPPED
     options = {"beta": 0.0, "num_iterations": 2, "gradient_checkpointing": False, "max_steps": 4, "learning_rate": 1e-2}
-    if trainer_class is not GRPOTrainer:
+    if trainer_class is not ClipGRPOTrainer:
         options["kl_bound"] = 0.002
     options |= deepcopy(CASES[case])  # transformers writes into it
     if ZERO3:  # of which accelerate knows without a GPU only once the state below is set
@@ -169,7 +170,6 @@ def make(case: str, out: Path):
     model, extra = shipped_model() if shipped else tiny_model(), {}
     if shipped:
         extra["eval_dataset"] = tiny_prompts(8)
-        extra["callbacks"] = [ReshardInEvaluation()]  # as `troll grpo` adds it, for a clip
     if options["beta"]:  # the reference model is loaded from where the model came from
         model = str(out / "model")
         if args.process_index == 0:

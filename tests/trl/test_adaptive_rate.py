@@ -13,7 +13,6 @@ from troll_trl.resilience import checkpoints
 from troll_trl.trainers import adaptive_rate
 from troll_trl.trainers.adaptive_rate import AdaptiveLearningRate
 from troll_trl.trainers.grpo import TrustRegionGRPO
-from troll_trl.trust_region.regions import ProjectionTrustRegion
 
 ADAPTIVE = {"adaptive_learning_rate": True, "kl_bound": 0.05, "steps_per_generation": 4, "max_steps": 16}
 HIGH_RATE = 0.1
@@ -21,8 +20,7 @@ HIGH_RATE = 0.1
 
 def rule():
     device, args = SimpleNamespace(device=torch.device("cpu")), SimpleNamespace(updates_per_rollout_batch=8)
-    region = ProjectionTrustRegion(1.0)
-    return AdaptiveLearningRate(SimpleNamespace(trust_region=region, accelerator=device, args=args))
+    return AdaptiveLearningRate(SimpleNamespace(accelerator=device, args=args))
 
 
 def factors(signals, may_grow=True, learning=1.0, moved=100, tokens=1000, cut=None):

@@ -9,7 +9,7 @@ from transformers import TrainerCallback
 from tests.tiny import certain_model, saved_model
 from tests.trl.reference_loss import Bounded, mask, penalty, projection, reference_loss
 from tests.trl_comparison import OURS, make_trainer, micro_batch, off_policy
-from troll_trl import TrollGRPOTrainer, TrustRegion, TrustRegionOutput
+from troll_trl import TrustRegion, TrustRegionOutput
 
 SUPPORT = {"support_size": 12, "tail_mass": 1e-3}
 
@@ -29,11 +29,6 @@ def own(p, q, _advantage):
     return Bounded(q[0] + log_ratio.tanh(), (p - q).square().sum(), 1 / (1 + log_ratio.item() ** 2))
 
 
-class OwnGRPO(TrollGRPOTrainer):
-    def _make_trust_region(self, args):
-        return Own()
-
-
 # Options of the config, and the reference's region
 REGIONS = {
     "projection": (SUPPORT, projection(0.01)),
@@ -45,7 +40,7 @@ REGIONS = {
         {"trust_region": "mask", "divergence_type": "binary_kl", "divergence_bound": 0.002, "ratio_cap": 1.1},
         mask("binary_kl", 0.002, 1.1),
     ),
-    "own": (SUPPORT, own),
+    "own": ({"trust_region": f"{__name__}.Own", **SUPPORT}, own),
 }
 KL = {"beta": 0.3}  # with TRL's bias correction, its default
 PLAIN_KL = KL | {"use_bias_correction_kl": False}
@@ -79,10 +74,8 @@ CASES += [("mask", name) for name in ("dapo", "reference_kl", "importance_ratio"
 CASES += [("mask_kl_capped", "bnpo"), *(("own", name) for name in ("alpha_5", "tools", "sequence_kl"))]
 
 
-def prepared(region, name, tmp_path, monkeypatch):
+def prepared(region, name, tmp_path):
     """Return a trainer, a micro-batch behind its policy with every column that the options read, and its region."""
-    if region == "own":
-        monkeypatch.setitem(OURS, "grpo", (OwnGRPO, OURS["grpo"][1]))
     options, reference = REGIONS[region]
     options = {"model": certain_model(), "regression_coef": 0.5} | options | OPTIONS[name]
     if "beta" in options:
@@ -136,8 +129,8 @@ def assert_same_gradients(actual, references):
 
 
 @pytest.mark.parametrize(("region", "name"), CASES)
-def test_grpo(region, name, tmp_path, monkeypatch):
-    trainer, inputs, reference_region = prepared(region, name, tmp_path, monkeypatch)
+def test_grpo(region, name, tmp_path):
+    trainer, inputs, reference_region = prepared(region, name, tmp_path)
     trainer._metrics["train"].clear()
     reference = assert_is_reference(trainer, inputs, reference_region)
     metrics = trainer.troll_metrics["train"].pop()

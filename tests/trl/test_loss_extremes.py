@@ -9,7 +9,7 @@ from trl import GRPOTrainer
 
 from tests.tiny import certain_model, saved_model, tiny_model
 from tests.trl.reference_loss import mask, penalty, projection
-from tests.trl.test_loss import SUPPORT, OwnGRPO, assert_is_reference, loss_of, own
+from tests.trl.test_loss import REGIONS, SUPPORT, Own, assert_is_reference, loss_of
 from tests.trl_comparison import OURS, logged, make_trainer, off_policy
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer
 from troll_trl.trainers.loss import Ratio, bound, limit_log_ratio, masked_columns
@@ -54,17 +54,15 @@ def far_from_its_old_policy(algorithm, tmp_path, **options):
 FAR = {
     "projection": ({**SUPPORT, "kl_bound": 0.3}, projection(0.3)),
     "penalty": ({"trust_region": "penalty", "divergence_type": "topk_kl", **SUPPORT}, penalty(0.01)),
-    "own": (SUPPORT, own),
+    "own": REGIONS["own"],
 }
 
 
 @pytest.mark.parametrize("level", [{}, SEQUENCE], ids=["token", "sequence"])
 @pytest.mark.parametrize("region", FAR)
-def test_a_token_far_below_its_old_policy_keeps_the_whole_regression(region, level, tmp_path, monkeypatch):
+def test_a_token_far_below_its_old_policy_keeps_the_whole_regression(region, level, tmp_path):
     """At a log-ratio of −85 a hundredth of the regression was left, and from −90 on it was NaN."""
     options, reference_region = FAR[region]
-    if region == "own":
-        monkeypatch.setitem(OURS, "grpo", (OwnGRPO, TrollGRPOConfig))
     trainer, inputs = far_from_its_old_policy("grpo", tmp_path, **options, **level)
     reference = assert_is_reference(trainer, inputs, reference_region, sharp_model)
     if region == "penalty":  # the other two have a log-ratio of their own
@@ -134,7 +132,7 @@ def test_the_limit_of_a_completions_mean_leaves_out_the_padding():
 def test_rounded_log_probabilities_are_refused():
     rounded = torch.zeros(1, 1, 2, dtype=torch.bfloat16)
     with pytest.raises(TypeError, match=r"are torch\.bfloat16, not float32"):
-        bound(OwnGRPO._make_trust_region(None, None), rounded, rounded, torch.ones(1, 1), torch.ones(1, 1).bool())
+        bound(Own(), rounded, rounded, torch.ones(1, 1), torch.ones(1, 1).bool())
 
 
 def test_without_a_weight_a_ratio_has_no_upper_limit():

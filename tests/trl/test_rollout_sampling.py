@@ -7,13 +7,13 @@ import pytest
 import torch
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, GenerationConfig
+from trl import GRPOConfig
 
 from tests.tiny import saved_model
 from tests.trl_comparison import OURS, make_trainer
 from troll_trl.trainers.clip import ClipGRPOTrainer
-from troll_trl.trainers.config import ClipGRPOConfig
 
-CLASSES = OURS | {"clip": (ClipGRPOTrainer, ClipGRPOConfig)}
+CLASSES = OURS | {"clip": (ClipGRPOTrainer, GRPOConfig)}
 # Each changes what `generate` samples, ends it early, or makes it fail
 FILTERS = {"min_p": 0.9, "no_repeat_ngram_size": 1, "suppress_tokens": [*range(2, 90)]}
 OTHERS = {"top_k": 1, "num_beams": 2, "max_time": 1e-9, "stop_strings": ["w1"]}

@@ -14,7 +14,8 @@ from trl import DatasetMixtureConfig, GRPOConfig, ModelConfig, RLOOConfig, TrlPa
 
 from troll_trl.cli.command_line import MAPPING_OR_PATH, CommandParser, OptionParser, nearest
 from troll_trl.fields import setting
-from troll_trl.trainers.config import ClipGRPOConfig, ClipRLOOConfig, TrollGRPOConfig, TrollRLOOConfig
+from troll_trl.trainers.config import TrollGRPOConfig, TrollRLOOConfig
+from troll_trl.trainers.rollout_sampling import check_generation_kwargs
 
 
 @dataclass
@@ -98,9 +99,9 @@ class TrollScriptArguments:
 # By algorithm and method, the dataclass of the trainer's options
 TRAINING: dict[tuple[str, str], Any] = {
     ("grpo", "troll"): TrollGRPOConfig,
-    ("grpo", "clip"): ClipGRPOConfig,
+    ("grpo", "clip"): GRPOConfig,
     ("rloo", "troll"): TrollRLOOConfig,
-    ("rloo", "clip"): ClipRLOOConfig,
+    ("rloo", "clip"): RLOOConfig,
 }
 
 
@@ -173,6 +174,7 @@ def make_arguments(options: dict[str, Any]) -> tuple[TrollScriptArguments, GRPOC
         raise ValueError(error) from error
     script_args, training_args, model_args, mixture = made
     script_args.mixture = mixture
+    check_generation_kwargs(training_args.generation_kwargs)  # for `method: clip`, too
     known = vars(GenerationConfig())
     unknown = [name for name in training_args.generation_kwargs or () if name not in known]
     if unknown and not training_args.use_vllm:  # `generate` ignores an option that it does not have

@@ -72,7 +72,6 @@ def _prepare(options: dict[str, Any], run: ExitStack) -> tuple[Any, Any, str | N
     from troll_trl.cli.make_trainer import make_trainer
     from troll_trl.cli.output_folder import SaveOptions, check_output_dir, find_checkpoint
     from troll_trl.cli.progress import PeakMemory, ProgressLine, RunCost
-    from troll_trl.trainers.sharding import ReshardInEvaluation
 
     script_args, training_args, model_args = make_arguments(options)
     if "kl_bound" in options and hasattr(training_args, "kl_bound"):
@@ -86,7 +85,6 @@ def _prepare(options: dict[str, Any], run: ExitStack) -> tuple[Any, Any, str | N
     trainer.add_callback(SaveOptions(options))
     trainer.add_callback(PeakMemory)
     trainer.add_callback(RunCost)
-    trainer.add_callback(ReshardInEvaluation)
     if not training_args.disable_tqdm:
         trainer.remove_callback(ProgressCallback)
         trainer.add_callback(ProgressLine)

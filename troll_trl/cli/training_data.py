@@ -74,7 +74,7 @@ def load_datasets(
             f"`eval_strategy` is set, but {name} has no split to evaluate on. Set `dataset_test_split`, such as "
             "`train[90%:]`, or `eval_dataset_name`."
         )
-    if script_args.eval_dataset_name is None:
+    else:
         _check_split("dataset_test_split", name, script_args.dataset_test_split)
     eval_dataset = load(name, script_args.dataset_test_split or "test", config, columns, options)
     if _are_problems(train_dataset) and _are_problems(eval_dataset):

@@ -5,7 +5,7 @@ from decimal import Decimal
 from typing import Any
 
 from troll_trl.rewards import extract_answer
-from troll_trl.rewards.verifier.golds import is_no_answer
+from troll_trl.rewards.verifier.golds import bare_gold
 
 _LARGEST_EXACT_FLOAT = 2.0**53
 
@@ -20,7 +20,7 @@ def solution_of(answer: Any, worked: bool) -> str:
     if gold is None and not worked and "\n" not in text:
         inner = text.strip("$")
         gold = text if "$" in inner else inner.strip()  # "$2$, $-3$" has two formulas
-    if not gold or is_no_answer(gold):
+    if not gold or bare_gold(gold) is None:
         return ""
     solution = f"\\boxed{{{gold}}}"
     # An unbalanced brace in the gold answer would end the box early, or never

@@ -52,7 +52,7 @@ def generate_samples(args: EvaluationArguments, folder: Path) -> tuple[dict[str,
             f"`enable_thinking` is not set, and the chat template of {args.model} reads it. Set it as in the training "
             "(the shipped configs have false), or to true if a model of the hub should think."
         )
-    settings = {name: getattr(args, name) for name in SAMPLING_SETTINGS if name != "n"} | {"saved_at": saved_at(place)}
+    settings = {name: getattr(args, name) for name in SAMPLING_SETTINGS} | {"saved_at": saved_at(place)}
     finished = read_finished(folder, settings, args.overwrite)
     benchmarks = load_problems(args)
     corrected = _correct_golds(finished, benchmarks, folder)

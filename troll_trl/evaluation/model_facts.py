@@ -86,21 +86,16 @@ def saved_at(model: str) -> str | None:
     return datetime.fromtimestamp(max(weights), UTC).isoformat() if weights else None
 
 
-def context_length(config: Any) -> int | None:
-    """Return how many tokens a model with this config was made for, prompt and completion together; `None` if the
-    config does not say. Scaled positions (YaRN and others) may reach further than its `max_position_embeddings`."""
-    config = config.get_text_config()
+def context_of(model: str, revision: str | None, trust_remote_code: bool) -> int | None:
+    """Return how many tokens a model was made for, prompt and completion together, without an adapter's virtual tokens;
+    `None` if the config does not say."""
+    name, revision = base_of(model, revision)
+    config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code).get_text_config()
     context = getattr(config, "max_position_embeddings", None)
     scaling = getattr(config, "rope_parameters", None) or {}
     original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
-    return max(context, int(original * factor)) if context and original and factor else context
-
-
-def context_of(model: str, revision: str | None = None, trust_remote_code: bool = False) -> int | None:
-    """The context length in tokens of a model, without an adapter's virtual tokens; `None` if the config has none."""
-    name, revision = base_of(model, revision)
-    config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
-    context = context_length(config)
+    if context and original and factor:  # scaled positions (YaRN and others) may reach further
+        context = max(context, int(original * factor))
     virtual = (adapter_settings(model) or {}).get("num_virtual_tokens") or 0
     return None if context is None else context - virtual
 

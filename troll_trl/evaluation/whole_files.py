@@ -6,15 +6,11 @@ from pathlib import Path
 from typing import Any
 
 
-def unfinished(path: Path) -> Path:
-    """The file next to `path` to write first. `os.replace` then moves it to `path`."""
-    return path.with_name(f".{path.name}.unfinished")
-
-
 def write_text(path: Path, text: str) -> None:
     """Replace a file by a text."""
-    unfinished(path).write_text(text, encoding="utf-8")
-    os.replace(unfinished(path), path)
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished.write_text(text, encoding="utf-8")
+    os.replace(unfinished, path)
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -24,25 +24,19 @@ else:
 
 # `triton.jit` decides this when a kernel is defined, so read it only once here, too
 INTERPRETED = TRITON_AVAILABLE and bool(triton.knobs.runtime.interpret)
-MODES = ("auto", "torch")
 # Whether the compiler may fuse a product and a sum into one operation, which rounds once. Triton 3.10 changes its
 # default, which would change the last bits of a run's numbers.
 FP_FUSION = True
 
 
-def kernels_mode() -> str:
-    """Return the value of `TROLL_KERNELS`: `auto` or `torch`. Any other value raises a `ValueError`."""
-    mode = os.environ.get("TROLL_KERNELS", "auto")
-    if mode not in MODES:
-        raise ValueError(f"TROLL_KERNELS must be one of {', '.join(MODES)}, got {mode!r}.")
-    return mode
-
-
 def use_triton(device: torch.device) -> bool:
-    """Whether tensors on this device use the Triton kernels."""
+    """Whether tensors on this device use the Triton kernels. Raises a `ValueError` for an unknown `TROLL_KERNELS`."""
     if not TRITON_AVAILABLE or not (device.type in ("cuda", "xpu") or INTERPRETED):
         return False
-    return kernels_mode() != "torch"
+    mode = os.environ.get("TROLL_KERNELS", "auto")
+    if mode not in ("auto", "torch"):
+        raise ValueError(f"TROLL_KERNELS must be one of auto, torch, got {mode!r}.")
+    return mode == "auto"
 
 
 def has_float64(device: torch.device) -> bool:

@@ -36,11 +36,6 @@ _LAYERS_BEFORE_THE_HEAD = (
 )
 
 
-def refuse_unknown_logits(config: PretrainedConfig) -> None:
-    """Raise the `ValueError` of [`logit_transform`] if the head would be wrong for a model with this text `config`."""
-    logit_transform(config, temperature=1.0)
-
-
 def logit_transform(config: PretrainedConfig, temperature: float) -> LogitTransform:
     """Return what an architecture does between the head's product and the softmax, read from its text `config`. Raises
     a `ValueError` for an architecture for which the head would be wrong."""

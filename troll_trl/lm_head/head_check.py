@@ -142,7 +142,8 @@ def _gradients(
         upstream = torch.rand(policy.shape, generator=generator, device=policy.device)
         upstream[:, 0] += 10  # as in a loss, whose gradient mostly comes from the sampled token
         projected = project(policy, old, _KL_BOUND).log_probs
-        (gradient,) = torch.autograd.grad(_finite(projected, upstream), leaves[0])
+        weighted = upstream * projected.masked_fill(projected == -math.inf, 0.0)
+        (gradient,) = torch.autograd.grad(weighted.sum(), leaves[0])
 
         with same_draws():
             logits = base(**inputs, use_cache=False).logits[:, -n - 1 : -1].float() / temperature
@@ -158,8 +159,3 @@ def _gradients(
     finally:
         hook.remove()
     return gradient.float(), expected.float()
-
-
-def _finite(log_probs: torch.Tensor, upstream: torch.Tensor) -> torch.Tensor:
-    """Return the sum of log-probabilities `(N, S)`, without −∞, weighted by `upstream` `(N, S)`."""
-    return (upstream * log_probs.masked_fill(log_probs == -math.inf, 0.0)).sum()

@@ -134,21 +134,14 @@ def _check_query(query: _Query, fused_lm_head: bool) -> None:
         raise ValueError("Pass either `support_size`, to select a support, or `token_ids`, to evaluate one.")
 
 
-class _Targets(NamedTuple):
-    """The N positions that are evaluated."""
-
-    positions: torch.Tensor  # (N,), indices of the hidden states in the flattened batch B·T
-    sampled_ids: torch.Tensor  # (N,), the labels
-    outputs: torch.Tensor  # (N,), index of each position in the flattened output B·(T − 1)
-
-
-def _targets(labels: torch.Tensor) -> _Targets:
-    """Return the positions whose next token is a label, from `labels` `(B, T)`."""
+def _targets(labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """From `labels` `(B, T)`, return the N positions whose next token is a label, as indices into the flattened batch
+    B·T; these labels; and the same positions as indices into the flattened output B·(T − 1). All are `(N,)`."""
     shifted = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL).flatten()  # (B·T,)
     # One `nonzero` for all tensors: each boolean index would wait for the device
     positions = (shifted != IGNORED_LABEL).nonzero().squeeze(1)
     # The output has one position fewer per row than the hidden states
-    return _Targets(positions, shifted.index_select(0, positions), positions - positions // labels.shape[1])
+    return positions, shifted.index_select(0, positions), positions - positions // labels.shape[1]
 
 
 def _sparse_forward(

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -32,26 +32,22 @@ class GuardedTrainer(_Trainer):
     Mixin for TRL's GRPO or RLOO trainer that keeps NaN and infinity out of the weights. It has no effect on the weights
     if all numbers are finite and some token is not masked.
 
-    - `__init__` wraps the reward functions and adds a callback, and `train` resets its counts;
+    - `__init__` wraps the reward functions and adds the guard as a callback;
     - `_generate_and_score_completions` sets all advantages of a rollout batch to NaN if a reward is not finite;
     - `_get_per_token_logps_and_entropies` and `compute_loss` count what is not finite;
     - `log` adds `troll/skipped_updates`.
 
-    The callback asks `guard` ([`FiniteGuard`]) about each update. The config needs the field `max_skipped_updates`.
+    The `guard` ([`FiniteGuard`]) decides about each update. The config needs the field `max_skipped_updates`.
     """
 
     reward_funcs: list[Any]  # TRL's, declared for the type checker
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.guard = FiniteGuard(self.accelerator, self.args)
-        self._entropy_before: dict[str, Any] = {}  # TRL's entropy bonus before the first loss of an update
-        self.reward_funcs = self.guard.watch_rewards(self.reward_funcs, self.reward_func_names)
-        self.add_callback(_SkipUpdates(self))
-
-    def train(self, *args, **kwargs):
-        self.guard.start_training()
-        return super().train(*args, **kwargs)
+        self.guard = FiniteGuard(self)
+        rewards = zip(self.reward_funcs, self.reward_func_names, strict=True)
+        self.reward_funcs = [self.guard.watched(function, name) for function, name in rewards]
+        self.add_callback(self.guard)
 
     def _generate_and_score_completions(self, *args, **kwargs) -> dict[str, Any]:
         output = super()._generate_and_score_completions(*args, **kwargs)
@@ -76,8 +72,6 @@ class GuardedTrainer(_Trainer):
     def compute_loss(self, model, inputs, *args, **kwargs):
         if not self.model.training:
             return super().compute_loss(model, inputs, *args, **kwargs)
-        if self.guard.losses == 0:  # the first one of an update
-            self._entropy_before = {name: value for name, value in vars(self).items() if name in _ENTROPY_CONTROL}
         with self.guard.watch_loss(inputs["completion_mask"] * inputs.get("tool_mask", 1)):
             loss = super().compute_loss(model, inputs, *args, **kwargs)
         self.guard.check_loss(loss, self.state.global_step + 1)
@@ -88,14 +82,10 @@ class GuardedTrainer(_Trainer):
             logs.update(self.guard.pop())
         super().log(logs, *args, **kwargs)
 
-    def restore_entropy_bonus(self) -> None:
-        """Undo what the losses of a skipped update did to TRL's adaptive entropy bonus."""
-        self.__dict__.update(self._entropy_before)
 
-
-class FiniteGuard:
+class FiniteGuard(TrainerCallback):
     """
-    Keeps numbers that are not finite out of the weights.
+    Keeps numbers that are not finite out of a `trainer`'s weights.
 
     The guard counts, on the device, logits and losses that are not finite. Once per update it gathers the counts of
     all ranks, in one small collective, and checks the norm of the gradient. If anything is not finite, or if the loss
@@ -109,14 +99,16 @@ class FiniteGuard:
     the gradient is not finite.
     """
 
-    def __init__(self, accelerator: Accelerator, args: Any):
-        self.accelerator = accelerator
-        self.args = args
+    def __init__(self, trainer: Any):
+        self.trainer = trainer
+        self.accelerator = accelerator = trainer.accelerator
+        self.args = trainer.args
         # One slot for each of `_COUNTED`, and one for the number of tokens in the losses of an update
         self._counts = torch.zeros(len(_COUNTED) + 1, device=accelerator.device)
         self.skipped_last = False  # whether the last update was skipped, by this guard or a float16 scaler
         self._mask: torch.Tensor | None = None  # (B, C) bool while a loss is computed: the tokens of the loss
-        self.losses = 0  # since the last update
+        self._losses = 0  # since the last update
+        self._entropy_before: dict[str, Any] = {}  # TRL's entropy bonus before the first loss of an update
         self.bad_rewards: list[str] = []  # of the current rollout batch, on any rank, in words
         self._ungathered: list[tuple[int, str]] = []  # bad rewards of this rank alone: row and function
         self._norm: Any = None  # norm of the gradient, before clipping
@@ -125,9 +117,9 @@ class FiniteGuard:
         # Equal on all ranks: updates and skipped ones since the last log line, and the last skipped ones in a row
         self._updates = self._skipped = self._in_a_row = 0
 
-    def start_training(self) -> None:
+    def on_train_begin(self, args, state, control, **kwargs):
         self._counts.zero_()  # an earlier call may have ended in the middle of an update
-        self._updates = self._skipped = self._in_a_row = self.losses = 0
+        self._updates = self._skipped = self._in_a_row = self._losses = 0
 
     def pop(self) -> dict[str, float]:
         """Return the metric of a log line; empty without an update since the last one."""
@@ -145,12 +137,10 @@ class FiniteGuard:
 
     # -- Rewards ----------------------------------------------------------------------------------------------------
 
-    def watch_rewards(self, functions: Sequence[Callable], names: Sequence[str]) -> list[Callable]:
-        """Wrap reward functions and models. They report rewards that are not finite to the guard, and give TRL `None`
-        or NaN instead. TRL treats this as a reward that does not apply, and averages the others."""
-        return [self._watched(function, name) for function, name in zip(functions, names, strict=True)]
+    def watched(self, function: Callable, name: str) -> Callable:
+        """Wrap a reward function or model. It reports rewards that are not finite to the guard, and gives TRL `None` or
+        NaN instead. TRL treats this as a reward that does not apply, and averages the others."""
 
-    def _watched(self, function: Callable, name: str) -> Callable:
         def without_bad(rewards):
             try:
                 if isinstance(rewards, Mapping):  # TRL would train on its keys
@@ -202,7 +192,9 @@ class FiniteGuard:
     def watch_loss(self, mask: torch.Tensor) -> Iterator[None]:
         """Context for a training loss over the tokens that are 1 in `mask` `(B, C)`."""
         self._mask = mask.bool()
-        self.losses += 1
+        if self._losses == 0:
+            self._entropy_before = {name: x for name, x in vars(self.trainer).items() if name in _ENTROPY_CONTROL}
+        self._losses += 1
         self._counts[-1] += self._mask.sum()
         try:
             yield
@@ -239,12 +231,16 @@ class FiniteGuard:
         self._norm = self._clip_gradient(*args, **kwargs)
         return self._norm
 
-    def skips_update(self, model: nn.Module, optimizer: Any, update: int) -> bool:
+    def on_pre_optimizer_step(self, args, state, control, model=None, optimizer=None, **kwargs):
+        if self._skips_update(model, optimizer, state.global_step + 1):
+            vars(self.trainer).update(self._entropy_before)  # undo what the losses did to TRL's adaptive entropy bonus
+
+    def _skips_update(self, model: nn.Module, optimizer: Any, update: int) -> bool:
         """Between the clip and the optimizer's step, drop the gradient of an `update` that is not finite or empty.
         Return whether the gradient was dropped."""
         self._updates += 1
         norm, self._norm = self._norm, None
-        losses, self.losses = self.losses, 0
+        losses, self._losses = self._losses, 0
         if steps_in_backward(self.args, self.accelerator):
             return False
         if norm is None:  # the Trainer has clipped in another way
@@ -340,14 +336,3 @@ class _WatchedModel(nn.Module):
         self.keep(bad)
         output.logits[:, 0] = output.logits[:, 0].masked_fill(bad, torch.nan)
         return output
-
-
-class _SkipUpdates(TrainerCallback):
-    """Asks a trainer's guard about each update, between the clip of the gradient and the optimizer's step."""
-
-    def __init__(self, trainer: GuardedTrainer):
-        self.trainer = trainer
-
-    def on_pre_optimizer_step(self, args, state, control, model=None, optimizer=None, **kwargs):
-        if self.trainer.guard.skips_update(model, optimizer, state.global_step + 1):
-            self.trainer.restore_entropy_bonus()

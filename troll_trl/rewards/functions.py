@@ -39,7 +39,7 @@ def math_accuracy_reward(
             table of logged completions.
         opened_by_prompt (`str`, *optional*):
             The tag of a thought that the chat template opens, such as `<think>`. Without it, a box in a thought that is
-            cut off would be rewarded. `troll grpo` sets it; elsewhere use `functools.partial`.
+            cut off would be rewarded. `troll grpo` adds the tag; elsewhere use `functools.partial`.
 
     Returns:
         `list[float | None]`: 1.0 for a right answer, 0.0 for a wrong or missing one. `None`, which the trainer skips,

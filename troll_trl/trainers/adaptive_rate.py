@@ -63,13 +63,9 @@ class AdaptiveLearningRate(TrainerCallback):
 
     The trainer must call `add` for each loss. At every update, also at one that the guard skips, the counts are summed
     over ranks, so all ranks have the same factor, bit for bit.
-
-    Raises:
-        ValueError: the trust region does not report the `policy_kl` of each token.
     """
 
     def __init__(self, trainer: Any):
-        check_signal(trainer.trust_region)
         self.trainer = trainer
         self.updates = trainer.args.updates_per_rollout_batch
         self.scale = 8 / self.updates

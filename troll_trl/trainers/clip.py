@@ -3,12 +3,11 @@
 from trl import GRPOTrainer, RLOOTrainer
 
 from troll_trl.trainers.mended_trl import MendedTRL
-from troll_trl.trainers.rollout_sampling import SampledAsConfigured
 
 
-class ClipGRPOTrainer(SampledAsConfigured, MendedTRL, GRPOTrainer):
-    """TRL's trainer with the two mixins that TROLL's trainer has, too, for a fair comparison."""
+class ClipGRPOTrainer(MendedTRL, GRPOTrainer):
+    """TRL's trainer with the mixin that TROLL's trainer has, too, for a fair comparison."""
 
 
-class ClipRLOOTrainer(SampledAsConfigured, MendedTRL, RLOOTrainer):
+class ClipRLOOTrainer(MendedTRL, RLOOTrainer):
     """TRL's trainer with the same changes as [`ClipGRPOTrainer`]."""

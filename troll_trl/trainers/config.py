@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trl import GRPOConfig, RLOOConfig
 
-from troll_trl.fields import OmitHubToken, is_number, setting
+from troll_trl.fields import is_number, setting
 from troll_trl.trainers.adaptive_rate import check_signal
 from troll_trl.trainers.rollout_sampling import check_generation_kwargs
 from troll_trl.trainers.vllm import check_sampling
@@ -40,7 +40,7 @@ _SUPPORT_OPTIONS = ("support_size", "tail_mass")
 
 
 @dataclass
-class TrustRegionOptions(OmitHubToken, _TrlConfig):
+class TrustRegionOptions(_TrlConfig):
     """The options of a trust region, which every config adds to TRL's, and their checks."""
 
     _kinds: ClassVar[tuple[str, ...]] = ("projection", "penalty", "mask")
@@ -99,25 +99,15 @@ class TrustRegionOptions(OmitHubToken, _TrlConfig):
             with suppress(ValueError):  # 'auto' stays, and `_check` refuses other text
                 self.kl_bound = float(self.kl_bound)
 
-    @property
-    def uses_mask(self) -> bool:
-        """Whether the trust region is a mask."""
-        return self.trust_region == "mask"
-
-    @property
-    def uses_penalty(self) -> bool:
-        """Whether the trust region is the penalty: the regression alone."""
-        return self.trust_region == "penalty"
-
     @cached_property
     def region(self) -> TrustRegion:
         """The trust region that the options define. It is made once, since a user's own may be costly to make."""
         if "." in self.trust_region:
             return load_trust_region(self.trust_region, self)
         bound: Any = self.kl_bound
-        if self.uses_penalty:
+        if self.trust_region == "penalty":
             return PenaltyTrustRegion(float(bound), binary=self.divergence_type != "topk_kl")
-        if self.uses_mask:
+        if self.trust_region == "mask":
             largest: Any = self.divergence_bound
             return MaskTrustRegion(str(self.divergence_type), largest, self.ratio_cap)
         return ProjectionTrustRegion(float(bound))
@@ -127,7 +117,8 @@ class TrustRegionOptions(OmitHubToken, _TrlConfig):
         self.__dict__.pop("region", None)  # it was made from other values
 
     def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
+        # A push to the hub uploads a pickle of the config, `training_args.bin`
+        state = {**vars(self), "hub_token": None}
         state.pop("region", None)  # the user's own may not be picklable
         return state
 
@@ -137,18 +128,18 @@ class TrustRegionOptions(OmitHubToken, _TrlConfig):
 
     def _check(self) -> list[str]:
         """Fill in defaults, and refuse what the method cannot honour. Return the warnings to issue."""
-        name = self.trust_region
-        if not (isinstance(name, str) and (name in self._kinds or "." in name)):
+        kind = self.trust_region
+        if not (isinstance(kind, str) and (kind in self._kinds or "." in kind)):
             raise ValueError(
-                f"`trust_region` must be one of {', '.join(self._kinds)}, got {name!r}. Your own trust region needs a "
+                f"`trust_region` must be one of {', '.join(self._kinds)}, got {kind!r}. Your own trust region needs a "
                 "dotted import path, such as my_lib.MyRegion."
             )
-        if self.uses_mask:
+        if kind == "mask":
             self.divergence_type = "binary_tv" if self.divergence_type is None else self.divergence_type
             self.divergence_bound = checked_bound(self.divergence_type, self.divergence_bound)
             if self.ratio_cap is not None and not (is_number(self.ratio_cap) and self.ratio_cap >= 1):
                 raise ValueError(f"`ratio_cap` must be at least 1, got {self.ratio_cap!r}.")
-        if self.uses_penalty:
+        if kind == "penalty":
             self.divergence_type = "binary_kl" if self.divergence_type is None else self.divergence_type
             if self.divergence_type not in ["binary_kl", "topk_kl"]:
                 raise ValueError(
@@ -161,8 +152,8 @@ class TrustRegionOptions(OmitHubToken, _TrlConfig):
         if self.kl_bound == "auto":
             self.kl_bound = self._auto_kl_bound()
         bound: Any = self.kl_bound
-        if not (is_number(bound) and (bound > 0 or (bound == 0 and self.uses_penalty))):  # inf means no limit
-            allowed = "at least 0" if self.uses_penalty else "positive"
+        if not (is_number(bound) and (bound > 0 or (bound == 0 and kind == "penalty"))):  # inf means no limit
+            allowed = "at least 0" if kind == "penalty" else "positive"
             raise ValueError(f"`kl_bound` must be {allowed} or 'auto', got {bound!r}.")
         if not (is_number(self.regression_coef) and 0 <= self.regression_coef < float("inf")):
             raise ValueError(f"`regression_coef` must be at least 0 and finite, got {self.regression_coef!r}.")
@@ -175,10 +166,11 @@ class TrustRegionOptions(OmitHubToken, _TrlConfig):
 
     def _unused(self) -> list[str]:
         """Name the options of other trust regions that were set and have no effect on this one."""
-        if "." in self.trust_region:  # a user's trust region may read any of them
+        kind = self.trust_region
+        if "." in kind:  # a user's trust region may read any of them
             return []
-        keeps_support = self.trust_region == "projection" or (self.uses_penalty and self.divergence_type == "topk_kl")
-        used = _OPTIONS_OF[self.trust_region] + (_SUPPORT_OPTIONS if keeps_support else ())
+        keeps_support = kind == "projection" or (kind == "penalty" and self.divergence_type == "topk_kl")
+        used = _OPTIONS_OF[kind] + (_SUPPORT_OPTIONS if keeps_support else ())
         of_any = {name for names in (*_OPTIONS_OF.values(), _SUPPORT_OPTIONS) for name in names}
         defaults = {"support_size": self._default_support_size}
         unused = [
@@ -187,7 +179,7 @@ class TrustRegionOptions(OmitHubToken, _TrlConfig):
             if option.name in of_any.difference(used)
             and (value := getattr(self, option.name)) != defaults.get(option.name, option.default)
         ]
-        return [f"`trust_region` {self.trust_region!r} does not use {', '.join(unused)}."] if unused else []
+        return [f"`trust_region` {kind!r} does not use {', '.join(unused)}."] if unused else []
 
 
 @dataclass
@@ -227,14 +219,12 @@ class TrollOptions(TrustRegionOptions):
         return super()._default_support_size if self.old_policy == "engine" else 64
 
     def support_within(self, vocabulary: int) -> Support:
-        """Return the support to keep from this many tokens. Raise a `ValueError` if `support_size` is not the default
-        and exceeds `vocabulary`."""
+        """Return the support to keep from this many tokens. Only the default `support_size` may exceed `vocabulary`."""
         size: Any = self.support_size
-        if size > vocabulary and size != self._default_support_size:
-            raise ValueError(
-                f"`support_size` must be at most the model's vocabulary of {vocabulary} tokens, got {size}."
-            )
-        return Support(min(size, vocabulary), self.tail_mass)
+        if size == self._default_support_size:
+            size = min(size, vocabulary)
+        check_support_options(size, self.tail_mass, vocabulary)
+        return Support(size, self.tail_mass)
 
     def _prepare(self) -> None:
         if self.old_policy not in ("trainer", "engine"):
@@ -406,7 +396,7 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
                 f"`delta={self.delta}` is not supported: TRL clamps the ratio with `delta`, and a trust region "
                 "replaces every clip. Remove it."
             )
-        if self.uses_mask and self.importance_sampling_level != "token":
+        if self.trust_region == "mask" and self.importance_sampling_level != "token":
             raise ValueError(
                 f"`importance_sampling_level={self.importance_sampling_level!r}` is not supported with `trust_region` "
                 "'mask': the mask decides token by token, but a completion's ratio is one number for all its tokens. "
@@ -429,24 +419,6 @@ class TrollRLOOConfig(TrollOptions, RLOOConfig):
 
     _kinds = ("projection", "penalty")
     _trl_config = RLOOConfig
-
-
-@dataclass
-class ClipGRPOConfig(OmitHubToken, GRPOConfig):
-    """TRL's own config, for `--method clip`."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_generation_kwargs(self.generation_kwargs)
-
-
-@dataclass
-class ClipRLOOConfig(OmitHubToken, RLOOConfig):
-    """TRL's own config, for `--method clip` with RLOO."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_generation_kwargs(self.generation_kwargs)
 
 
 def troll_fields(config: type[TrollOptions]) -> list[Field]:

@@ -7,6 +7,9 @@ import torch
 from accelerate.logging import get_logger
 from trl import RLOOTrainer
 
+from troll_trl.trainers.rollout_sampling import special_tokens_alone, warn_of_ignored_filters
+from troll_trl.trainers.sharding import reshard
+
 if TYPE_CHECKING:  # TRL's trainer, which follows in the list of bases
     from trl import GRPOTrainer as _Trainer
 else:
@@ -19,12 +22,14 @@ class MendedTRL(_Trainer):
     """
     Mixin for TRL's GRPO or RLOO trainer.
 
+    - `_generate`: rollouts take only the special tokens from the model's `generation_config.json`.
     - `_generate_and_score_completions`: a group of equal rewards has advantages of 0. TRL's are rounding, which Adam
-      scales up to full steps. RLOO's rewards contain the reference KL, so RLOO with `beta` stays as it is.
+      scales up to full steps. RLOO's rewards contain the reference KL, so RLOO with `beta` stays as it is. Before that,
+      FSDP2 shards the weights again: [`reshard`].
     - `train`, `evaluation_loop`: vLLM loads the current weights. TRL compares only the numbers of steps, although
       `load_best_model_at_end`, a second training or the user may have changed the weights.
     - `train`: a rollout batch that an earlier training left unfinished is dropped.
-    - `__init__`: warns about trained weights in 16 bits, and about prompts that end in EOS.
+    - `__init__`: warns about filters in that file, trained weights in 16 bits, and prompts that end in EOS.
     """
 
     _calculate_rewards: Callable[..., torch.Tensor]  # TRL's, declared for the type checker
@@ -39,10 +44,17 @@ class MendedTRL(_Trainer):
             return self._gathered_rewards
 
         self._calculate_rewards = keep_rewards
+        if not self.use_vllm:  # TRL sends every filter to vLLM
+            warn_of_ignored_filters(self.model, self.generation_config)
         self._warn_of_16_bits()
         self._warn_of_ended_prompts()
 
+    def _generate(self, *args, **kwargs):
+        with special_tokens_alone(self.model):
+            return super()._generate(*args, **kwargs)
+
     def _generate_and_score_completions(self, *args, **kwargs) -> dict[str, Any]:
+        reshard(self.model)
         batch = super()._generate_and_score_completions(*args, **kwargs)
         rewards, self._gathered_rewards = self._gathered_rewards, None
         is_rloo = isinstance(self, RLOOTrainer)

@@ -1,18 +1,17 @@
-"""Samples rollouts without vLLM from the distribution that the trainer scores, whatever `generation_config.json`
-says."""
+"""
+Samples rollouts without vLLM from the distribution that the trainer scores, whatever `generation_config.json` says.
+
+`generate` takes every option that a run does not set from this file. With a filter such as `min_p`, it would not sample
+from the distribution that the trainer scores.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate.logging import get_logger
 from transformers import GenerationConfig
-
-if TYPE_CHECKING:  # TRL's trainer, which follows in the list of bases
-    from trl import GRPOTrainer as _Trainer
-else:
-    _Trainer = object
 
 logger = get_logger(__name__)
 
@@ -21,34 +20,20 @@ _SPECIAL_TOKENS = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pa
 _FILTERS = ("top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "no_repeat_ngram_size", "suppress_tokens")
 
 
-class SampledAsConfigured(_Trainer):
-    """
-    Mixin for a TRL trainer whose rollouts take only the special tokens from the model's `generation_config.json`.
-
-    `generate` takes every option that a run does not set from this file. With a filter such as `min_p`, it would not
-    sample from the distribution that the trainer scores.
-    """
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        if self.use_vllm:  # TRL sends every filter to vLLM
-            return
-        filters = {
-            name: value
-            for config in (module.generation_config for module in _generating(self.model))
-            for name in _FILTERS
-            if (value := getattr(config, name, None)) and getattr(self.generation_config, name, None) is None
-        }
-        if filters:
-            logger.warning(
-                "Rollouts ignore these options of the model's generation_config.json: "
-                f"{', '.join(f'{name}={value!r}' for name, value in filters.items())}. To sample with such an option, "
-                "set it in the training config."
-            )
-
-    def _generate(self, *args, **kwargs):
-        with special_tokens_alone(self.model):
-            return super()._generate(*args, **kwargs)
+def warn_of_ignored_filters(model: torch.nn.Module, config: Any) -> None:
+    """Warn about filters of the `model`'s own generation config that the trainer's `config` does not set."""
+    filters = {
+        name: value
+        for own in (module.generation_config for module in _generating(model))
+        for name in _FILTERS
+        if (value := getattr(own, name, None)) and getattr(config, name, None) is None
+    }
+    if filters:
+        logger.warning(
+            "Rollouts ignore these options of the model's generation_config.json: "
+            f"{', '.join(f'{name}={value!r}' for name, value in filters.items())}. To sample with such an option, "
+            "set it in the training config."
+        )
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from dataclasses import replace
 import torch
 from accelerate import Accelerator
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
-from transformers import TrainerCallback
 
 
 def keep_output_dtypes(accelerator: Accelerator) -> None:
@@ -33,10 +32,3 @@ def reshard(model: torch.nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
-
-
-class ReshardInEvaluation(TrainerCallback):
-    """Calls [`reshard`] after every batch of an evaluation."""
-
-    def on_prediction_step(self, args, state, control, model=None, **kwargs):
-        reshard(model)

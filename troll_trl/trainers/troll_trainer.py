@@ -11,7 +11,7 @@ from accelerate.utils import is_peft_model
 
 from troll_trl.compat import check_class, check_instance
 from troll_trl.lm_head import add_sparse_lm_head
-from troll_trl.lm_head.families import refuse_unknown_logits
+from troll_trl.lm_head.families import logit_transform
 from troll_trl.lm_head.head_check import check_head
 from troll_trl.trainers.adaptive_rate import AdaptiveLearningRate
 from troll_trl.trainers.columns import OLD_LOG_PROBS, SPARSE_LOG_PROBS, TOKEN_IDS
@@ -21,10 +21,9 @@ from troll_trl.trainers.loss import LossInputs, Ratio, change_inputs, ignore_rou
 from troll_trl.trainers.mended_trl import MendedTRL
 from troll_trl.trainers.metrics import TrollMetrics
 from troll_trl.trainers.model_card import DPPO
-from troll_trl.trainers.rollout_sampling import SampledAsConfigured
 from troll_trl.trainers.scored_model import SparseModel, needs_positions, with_positions
-from troll_trl.trainers.sharding import keep_output_dtypes, reshard
-from troll_trl.trainers.start_checks import describe_run
+from troll_trl.trainers.sharding import keep_output_dtypes
+from troll_trl.trainers.start_lines import describe_run
 from troll_trl.trainers.vllm import check_vllm, explain_lost_server
 from troll_trl.trust_region.regions import TrustRegion
 from troll_trl.trust_region.sparse import SparseDistribution, Support, trimmed
@@ -44,7 +43,7 @@ class _Rollout:
     sparse: SparseDistribution | None = None  # (B, C, K), with a support
 
 
-class TrollTrainer(SampledAsConfigured, MendedTRL):
+class TrollTrainer(MendedTRL):
     """
     Mixin that turns a TRL trainer into its TROLL counterpart, for trainers that sample completions and clip a ratio.
 
@@ -92,8 +91,8 @@ class TrollTrainer(SampledAsConfigured, MendedTRL):
                 "without a clip. Remove it from the class, or call `super()._compute_loss(model, inputs)`."
             )
         check_vllm(args)
-        self.trust_region = self._make_trust_region(args)
-        if args.uses_mask:
+        self.trust_region: TrustRegion = args.region
+        if args.trust_region == "mask":
             self._name, self._paper = "DPPO", DPPO  # for the model card
         super().__init__(model, reward_funcs, args, *others, **kwargs)
         check_instance(self)
@@ -101,7 +100,7 @@ class TrollTrainer(SampledAsConfigured, MendedTRL):
 
         base_model = self.model.get_base_model() if is_peft_model(self.model) else self.model
         text_config = base_model.config.get_text_config()
-        refuse_unknown_logits(text_config)  # also without a support: TRL's head would be wrong, too
+        logit_transform(text_config, args.temperature)  # refuses a model for which TRL's head would be wrong, too
         self.support: Support | None = None  # without one, TRL's own head is enough
         if self.trust_region.needs_support:
             self.support = args.support_within(text_config.vocab_size)
@@ -125,10 +124,6 @@ class TrollTrainer(SampledAsConfigured, MendedTRL):
             return self._config_class(f"{model_id.split('/')[-1]}-{self._name}")
         return args if isinstance(args, self._config_class) else self._config_class.from_trl(args)
 
-    def _make_trust_region(self, args: Any) -> TrustRegion:
-        """Make the trust region. A subclass may return its own; the config's trust region is then unused."""
-        return args.region
-
     def create_accelerator_and_postprocess(self):
         super().create_accelerator_and_postprocess()
         keep_output_dtypes(self.accelerator)
@@ -145,7 +140,6 @@ class TrollTrainer(SampledAsConfigured, MendedTRL):
     # -- Rollout: record the old policy -----------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, *args, **kwargs) -> dict[str, Any]:
-        reshard(self.model)
         self._scoring = rollout = _Rollout(self._scores_old_policy)
         try:
             with explain_lost_server(self.args):

@@ -1,26 +1,20 @@
 """vLLM: which sampling options are refused, the wait for its server, and messages for a lost one."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
-# Options with which the engine samples from a distribution other than the policy's, and values without that effect
+# Options of the configs with which the engine samples from a distribution other than the policy's, and values without
+# that effect
 _CHANGES_THE_DISTRIBUTION: dict[str, tuple[Any, ...]] = {
     "top_p": (1.0,),
     "top_k": (0, -1),
     "min_p": (0.0, None),
     "repetition_penalty": (1.0,),
-    "presence_penalty": (0, None),
-    "frequency_penalty": (0, None),
-    "min_tokens": (0, None),
-    "logit_bias": (None, {}, []),
-    "allowed_token_ids": (None, {}, []),
-    "bad_words": (None, {}, []),
-    "structured_outputs": (None, {}, []),
     "vllm_structured_outputs_regex": (None, []),
-    "logits_processors": (None, []),
 }
-# Further `generation_kwargs` that are known to leave the distribution as it is. vLLM has many that do not.
+# Further `generation_kwargs` that are known to leave the distribution as it is. vLLM has many that do not, which are
+# refused
 _LEAVES_THE_DISTRIBUTION = {
     "seed",
     "max_tokens",
@@ -52,8 +46,8 @@ def check_sampling(options: Mapping[str, Any]) -> None:
             )
     for name in own.keys() - _CHANGES_THE_DISTRIBUTION - _LEAVES_THE_DISTRIBUTION:
         raise ValueError(
-            f"`{name}` in `generation_kwargs` is not supported: the engine may sample from a distribution other than "
-            "the policy's, and the trust region would surround the wrong one. Remove it."
+            f"`{name}={own[name]}` in `generation_kwargs` is not supported: the engine may sample from a distribution "
+            "other than the policy's, and the trust region would surround the wrong one. Remove it."
         )
 
 
@@ -72,22 +66,10 @@ def server_url(args: Any) -> str:
     return args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
 
 
-def check_health(url: str) -> None:
-    """Raise an error of `requests` unless the server at `url` answers and its engine is alive."""
-    import requests
-
-    requests.get(f"{url}/health", timeout=10).raise_for_status()
-
-
-def explain_lost_server(args: Any) -> AbstractContextManager[None]:
-    """Return [`explain_server`] for a rollout, if there is a server."""
-    return explain_server(server_url(args)) if args.use_vllm and args.vllm_mode == "server" else nullcontext()
-
-
 @contextmanager
-def explain_server(url: str) -> Iterator[None]:
+def explain_lost_server(args: Any) -> Iterator[None]:
     """
-    Wrap requests to the server at `url`. After an error of `requests`, raise an error with instructions if the server
+    Wrap a rollout's requests to a server. After an error of `requests`, raise an error with instructions if the server
     stopped answering (`ConnectionError`) or lacks an endpoint (`ValueError`). The errors of TRL's clients name only the
     address of one request, some after a minute of retries.
     """
@@ -96,6 +78,9 @@ def explain_server(url: str) -> Iterator[None]:
     try:
         yield
     except requests.RequestException as error:
+        if not (args.use_vllm and args.vllm_mode == "server"):
+            raise
+        url = server_url(args)
         # The error may come from another server that a reward function uses
         response = getattr(error, "response", None)
         if response is not None and response.status_code == 404 and response.url.startswith(url):
@@ -106,7 +91,7 @@ def explain_server(url: str) -> Iterator[None]:
                 "a network that you trust."
             ) from error
         try:
-            check_health(url)
+            requests.get(f"{url}/health", timeout=10).raise_for_status()  # whether its engine is alive
         except requests.RequestException:
             raise ConnectionError(
                 f"The vLLM server at {url} stopped answering ({type(error).__name__}). Look at its "

@@ -48,7 +48,7 @@ class AsyncTrollGRPOConfig(TrustRegionOptions, AsyncGRPOConfig):
         check_sampling(vars(self))
         messages = super()._check()
         if self.region.needs_support:
-            name = "divergence_type" if self.uses_penalty else "trust_region"
+            name = "divergence_type" if self.trust_region == "penalty" else "trust_region"
             raise ValueError(
                 f"`{name}={getattr(self, name)}` is not supported in asynchronous training: it compares several tokens "
                 "of each distribution, but TRL's rollout worker returns only the log-probability of the sampled token. "

@@ -56,7 +56,7 @@ class AsyncTrollGRPOTrainer(AsyncGRPOTrainer):
         super().__init__(model, reward_funcs, args, *others, **kwargs)
         check_instance(self)
         self.epsilon_low = self.epsilon_high = math.inf  # the trust region replaces the clip
-        if args.uses_mask:
+        if args.trust_region == "mask":
             self._name = "AsyncDPPO"
             self._paper = DPPO  # for the model card
         self.troll_metrics = TrollMetrics(self.accelerator, self.trust_region)

@@ -55,7 +55,7 @@ def verify(golds: Sequence[str | None], texts: Sequence[str], batch_seconds: flo
     Args:
         golds (`Sequence[str | None]`):
             Bare, boxed, or at the end of a worked solution. `None`, or a placeholder
-            ([`~troll_trl.rewards.verifier.golds.is_no_answer`]), gives a reward of `None`.
+            ([`~troll_trl.rewards.verifier.golds.bare_gold`]), gives a reward of `None`.
         texts (`Sequence[str]`):
             Completions, one for each gold answer.
         batch_seconds (`float`, *optional*, defaults to 60.0):

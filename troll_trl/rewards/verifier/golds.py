@@ -14,16 +14,11 @@ _PYTHON_LIST = re.compile(r"\[\s*['\"].*\]", re.DOTALL)  # ['70']
 @lru_cache(maxsize=65536)
 def bare_gold(gold: str) -> str | None:
     """Return the normalised answer of a gold text, which may be a worked solution that states one; `None` if it is no
-    answer."""
+    answer: empty, longer than an answer, or a placeholder (`proof`, `notfound`, `nan`, `['70']`).
+    [`~troll_trl.rewards.math_accuracy_reward`] gives such a row `None`."""
     bare = (extract_answer(gold) or gold).strip()
     if len(bare) > MAX_ANSWER_CHARACTERS or _PYTHON_LIST.fullmatch(bare):
         return None
     normalised = normalise(bare)
     words = re.sub(r"\\text|[{}]", "", normalised).strip().casefold()
     return normalised if re.search(r"\w|\\", normalised) and words not in _PLACEHOLDERS else None
-
-
-def is_no_answer(gold: str) -> bool:
-    """Tell whether a gold answer is none: empty, longer than an answer, or a placeholder (`proof`, `notfound`, `nan`,
-    `['70']`). [`~troll_trl.rewards.math_accuracy_reward`] gives such a row `None`."""
-    return bare_gold(gold) is None

@@ -14,17 +14,13 @@ def describe_run(trainer: Any, base_model: Any) -> None:
     """Log the settings of a `trainer`'s run, and warn about likely mistakes. `base_model` is its model without
     adapters."""
     args = trainer.args
-    trust_region = trainer.trust_region
     say = trainer.accelerator.print
-    prompts = args.generation_batch_size // args.num_generations
     updates = args.updates_per_rollout_batch
     kept = ""
     if (support := trainer.support) is not None:
         kept = f"up to {support.size} tokens kept per position (tail mass {support.tail_mass:g}), "
-    say(
-        f"TROLL: {prompts} prompts x {args.num_generations} completions per rollout batch, {updates:g} "
-        f"update{'' if updates == 1 else 's'} per rollout batch, {kept}{trust_region.describe()}."
-    )
+    plural = "" if updates == 1 else "s"
+    say(f"TROLL: {updates:g} update{plural} per rollout batch, {kept}{trainer.trust_region.describe()}.")
     for line in describe_reuse(args, trainer.train_dataset):
         say(line)
     if args.old_policy == "engine":
@@ -45,7 +41,7 @@ def describe_run(trainer: Any, base_model: Any) -> None:
         "top_entropy_quantile": getattr(args, "top_entropy_quantile", 1.0) < 1.0,
         "off_policy_mask_threshold": getattr(args, "off_policy_mask_threshold", None) is not None,
     }
-    if any(masks.values()) and not args.uses_mask:
+    if any(masks.values()) and args.trust_region != "mask":
         names = " and ".join(f"`{name}`" for name, is_set in masks.items() if is_set)
         logger.warning(f"With {names}, the regression does not act on the tokens that are masked.")
     _warn_of_random_draws(trainer.model, args, base_model.config.get_text_config())
@@ -55,16 +51,17 @@ def describe_reuse(args: Any, train_dataset: Any) -> list[str]:
     """Return lines that say how many completions a generation and an update have, how often each is used, and how many
     generations the run makes; with `num_iterations`, also how epochs count. `args` is a config."""
     uses, generated = args.num_iterations, args.generation_batch_size
+    prompts = generated // args.num_generations
     per_update = generated * args.gradient_accumulation_steps // args.steps_per_generation
     line = (
-        f"A generation makes {generated} completions, an update uses {per_update}, and each completion is used "
-        f"{'once' if uses == 1 else f'{uses} times'}"
+        f"A generation for {prompts} prompts makes {generated} completions, an update uses {per_update}, and each "
+        f"completion is used {'once' if uses == 1 else f'{uses} times'}"
     )
     generations = None
     if args.max_steps > 0:
         generations = math.ceil(args.max_steps / args.updates_per_rollout_batch)
     elif train_dataset is not None and has_length(train_dataset):  # TRL drops the prompts that do not fill a generation
-        generations = math.ceil(args.num_train_epochs * (len(train_dataset) // (generated // args.num_generations)))
+        generations = math.ceil(args.num_train_epochs * (len(train_dataset) // prompts))
     made = "" if generations is None else f"; the run makes {generations} generation{'' if generations == 1 else 's'}"
     lines = [f"{line}{made}."]
     if uses > 1 and args.max_steps <= 0:
