@@ -1,5 +1,5 @@
-"""Evaluation of a model on problems with known answers: samples, scores, statistics. May import `data`, `rewards`
-and `fields`. Logs what a user should know under `troll_trl.evaluation`, at INFO and above."""
+"""Evaluation of a model on problems with known answers: samples, scores, statistics. May import `data` and `rewards`.
+Logs what a user should know under `troll_trl.evaluation`, at INFO and above."""
 
 from typing import TYPE_CHECKING, Any
 

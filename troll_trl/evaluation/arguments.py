@@ -1,9 +1,7 @@
 """The arguments of an evaluation, a dataclass that the command line fills from YAML files and flags."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-
-from troll_trl.fields import setting
 
 # The training configs have the same text
 DEFAULT_INSTRUCTION = "Let's think step by step and put the final answer in \\boxed{}."
@@ -29,50 +27,71 @@ class EvaluationArguments:
     """Arguments of [`~troll_trl.evaluation.evaluate`]. They are also the keys of a YAML file and the flags of `troll
     eval`, whose `--help` describes each of them."""
 
-    model: str | None = setting(None, "Model: a hub name or a folder. Adapters work too.")
-    benchmarks: list[str] = setting(
-        help="Benchmarks: names, or name=path for a local file or folder.", default_factory=list
+    model: str | None = field(default=None, metadata={"help": "Model: a hub name or a folder. Adapters work too."})
+    benchmarks: list[str] = field(
+        default_factory=list, metadata={"help": "Benchmarks: names, or name=path for a local file or folder."}
     )
-    output: str | None = setting(None, "Folder for the samples, the summary and the table.")
-    n: int = setting(1, "Samples for each problem.")
-    temperature: float = setting(0.0, "Sampling temperature; 0 is greedy.")
-    top_p: float = setting(1.0, "Sample from the most likely tokens that together have this probability.")
-    top_k: int = setting(0, "Sample from this many of the most likely tokens; 0 means all.")
-    max_new_tokens: int = setting(4096, "Maximum number of tokens in a completion.")
-    seed: int = setting(0, "Seed of the samples and of the bootstrap.")
-    max_problems: int | None = setting(None, "Evaluate only this many problems of each benchmark, the first ones.")
-    instruction: str = setting(
-        DEFAULT_INSTRUCTION, "Text after every problem. The default asks for a box; an empty text adds nothing."
+    output: str | None = field(default=None, metadata={"help": "Folder for the samples, the summary and the table."})
+    n: int = field(default=1, metadata={"help": "Samples for each problem."})
+    temperature: float = field(default=0.0, metadata={"help": "Sampling temperature; 0 is greedy."})
+    top_p: float = field(
+        default=1.0, metadata={"help": "Sample from the most likely tokens that together have this probability."}
     )
-    system_prompt: str | None = setting(None, "System message before every problem.")
-    enable_thinking: bool | None = setting(
-        None, "Whether the chat template turns thinking on. Set it if the template reads it."
+    top_k: int = field(default=0, metadata={"help": "Sample from this many of the most likely tokens; 0 means all."})
+    max_new_tokens: int = field(default=4096, metadata={"help": "Maximum number of tokens in a completion."})
+    seed: int = field(default=0, metadata={"help": "Seed of the samples and of the bootstrap."})
+    max_problems: int | None = field(
+        default=None, metadata={"help": "Evaluate only this many problems of each benchmark, the first ones."}
     )
-    backend: str = setting(
-        "auto",
-        "What generates: 'vllm' or 'transformers'. 'auto' uses vLLM if it is installed and there is a GPU.",
-        choices=["auto", "vllm", "transformers"],
+    instruction: str = field(
+        default=DEFAULT_INSTRUCTION,
+        metadata={"help": "Text after every problem. The default asks for a box; an empty text adds nothing."},
     )
-    batch_size: int | None = setting(None, "Number of completions generated at once.")
-    dtype: str = setting(
-        "auto",
-        "dtype of the weights. 'auto' keeps the checkpoint's.",
-        choices=["auto", "bfloat16", "float16", "float32"],
+    system_prompt: str | None = field(default=None, metadata={"help": "System message before every problem."})
+    enable_thinking: bool | None = field(
+        default=None,
+        metadata={"help": "Whether the chat template turns thinking on. Set it if the template reads it."},
     )
-    revision: str | None = setting(None, "Revision of the model on the hub.")
-    trust_remote_code: bool = setting(
-        False, "Run the code that comes with a model or a tokenizer. By default such a model is refused."
+    backend: str = field(
+        default="auto",
+        metadata={
+            "help": "What generates: 'vllm' or 'transformers'. 'auto' uses vLLM if it is installed and there is a GPU.",
+            "choices": ["auto", "vllm", "transformers"],
+        },
     )
-    k: list[int] | None = setting(None, "Values of k for pass@k. The default is the powers of two up to n, and n.")
-    bootstrap_samples: int = setting(10_000, "Resamples for the confidence intervals.")
-    overwrite: bool = setting(False, "Discard the samples in the output folder and start again.")
-    samples: str | None = setting(
-        None, "Score the column `completion` of this file of problems, instead of generating."
+    batch_size: int | None = field(default=None, metadata={"help": "Number of completions generated at once."})
+    dtype: str = field(
+        default="auto",
+        metadata={
+            "help": "dtype of the weights. 'auto' keeps the checkpoint's.",
+            "choices": ["auto", "bfloat16", "float16", "float32"],
+        },
     )
-    problem_column: str | None = setting(None, "Column with the problem in a local file, if its name is unusual.")
-    answer_column: str | None = setting(None, "Column with the gold answer in a local file, if its name is unusual.")
-    compare: list[str] | None = setting(
-        None, "Two evaluations to compare, A and B: their folders, or their files of samples."
+    revision: str | None = field(default=None, metadata={"help": "Revision of the model on the hub."})
+    trust_remote_code: bool = field(
+        default=False,
+        metadata={"help": "Run the code that comes with a model or a tokenizer. By default such a model is refused."},
+    )
+    k: list[int] | None = field(
+        default=None, metadata={"help": "Values of k for pass@k. The default is the powers of two up to n, and n."}
+    )
+    bootstrap_samples: int = field(default=10_000, metadata={"help": "Resamples for the confidence intervals."})
+    overwrite: bool = field(
+        default=False, metadata={"help": "Discard the samples in the output folder and start again."}
+    )
+    samples: str | None = field(
+        default=None,
+        metadata={"help": "Score the column `completion` of this file of problems, instead of generating."},
+    )
+    problem_column: str | None = field(
+        default=None, metadata={"help": "Column with the problem in a local file, if its name is unusual."}
+    )
+    answer_column: str | None = field(
+        default=None, metadata={"help": "Column with the gold answer in a local file, if its name is unusual."}
+    )
+    compare: list[str] | None = field(
+        default=None,
+        metadata={"help": "Two evaluations to compare, A and B: their folders, or their files of samples."},
     )
 
     def __post_init__(self):
