@@ -71,8 +71,8 @@ class CheckpointedTrainer(_Trainer):
     `save_rollouts`.
     """
 
-    stateful: ClassVar[tuple[str, ...]] = ()
-    equal_on_ranks: ClassVar[tuple[str, ...]] = ()
+    stateful: ClassVar[tuple[str, ...]]
+    equal_on_ranks: ClassVar[tuple[str, ...]]
     _is_saving = False
     _buffered_inputs: Any  # TRL's, declared for the type checker
 

@@ -97,6 +97,3 @@ class TrollGRPOTrainer(GuardedTrainer, CheckpointedTrainer, TrustRegionGRPO):
     >>> trainer.train()
     ```
     """
-
-    stateful = ("troll_metrics", "guard", "adaptive_rate")  # for checkpoints
-    equal_on_ranks = ("adaptive_rate",)

@@ -49,6 +49,3 @@ class TrollRLOOTrainer(GuardedTrainer, CheckpointedTrainer, TrustRegionRLOO):
         args ([`TrollRLOOConfig`] or [`~trl.RLOOConfig`], *optional*):
             Configuration. A plain `RLOOConfig` gets TROLL's defaults.
     """
-
-    stateful = ("troll_metrics", "guard", "adaptive_rate")  # for checkpoints
-    equal_on_ranks = ("adaptive_rate",)

@@ -78,6 +78,9 @@ class TrollTrainer(MendedTRL):
     # Whether rollout batches keep an old policy. If not, every update uses fresh completions, and π = p
     _keeps_old_policy: bool
 
+    # For a `CheckpointedTrainer`
+    stateful = ("troll_metrics", "guard", "adaptive_rate")
+    equal_on_ranks = ("adaptive_rate",)
     guard: Any = None  # a `GuardedTrainer` has one, which tells the adaptive rate whether an update was skipped
 
     # -- Construction -----------------------------------------------------------------------------------------------
