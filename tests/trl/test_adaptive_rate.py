@@ -23,7 +23,7 @@ def rule():
     return AdaptiveLearningRate(SimpleNamespace(accelerator=device, args=args))
 
 
-def factors(signals, may_grow=True, learning=1.0, moved=100, tokens=1000, cut=None):
+def factors(signals, warmed_up=True, learning=1.0, moved=100, tokens=1000, cut=None):
     """The factor after each update of one rollout batch with these `signals`, in 0.05 nats, of `moved` tokens. Before
     update `cut`, the run is saved and resumed."""
     own, found = rule(), []
@@ -35,7 +35,7 @@ def factors(signals, may_grow=True, learning=1.0, moved=100, tokens=1000, cut=No
             own.updates = len(signals)
         k = 0.05 * signal  # of each token that moved
         sums = moved * k, moved * k * k, tokens, tokens * learning
-        own.follow(*sums, may_grow=may_grow)
+        own.follow(*sums, warmed_up=warmed_up)
         found.append(own.factor)
     return found
 
@@ -47,7 +47,7 @@ def test_the_rule():
     assert factors([0, 1, 0.5])[-1] == pytest.approx(math.sqrt(3)), "the square root of the distance to 3"
     assert factors([0, 0.5, 0.5])[-1] == 2
     assert factors([0, 3.1, 1]) == [1, 1, 1], "the largest one decides"
-    assert factors([0, 1, 1], may_grow=False) == factors([0, 1, 1], learning=0.04) == [1, 1, 1]
+    assert factors([0, 1, 1], warmed_up=False) == factors([0, 1, 1], learning=0.04) == [1, 1, 1]
     assert factors([0, 0, 0], learning=0.05)[-1] == 2
     assert factors(range(10, 40))[-1] == 0.01
     assert factors([0, math.nan, 1]) == [1, 0.5, 0.5], "a KL that is not finite"
@@ -55,12 +55,12 @@ def test_the_rule():
     assert factors([0, 11, 1], moved=11)[1] == factors([0, 11, 1], moved=2, tokens=50)[1] == 0.5
     assert factors([0, 11, 1], moved=1, tokens=50)[1] == factors([0, 11, 1], moved=9, tokens=299)[1] == 1
     own = rule()
-    own.follow(0.0, 0.0, 100, 100, may_grow=True)
+    own.follow(0.0, 0.0, 100, 100, warmed_up=True)
     assert own.factor == 1, "seven of its eight updates were not measured"
     own.updates = 1
     for _ in range(12):
         own.begin_batch()
-        own.follow(0.0, 0.0, 100, 100, may_grow=True)
+        own.follow(0.0, 0.0, 100, 100, warmed_up=True)
     assert own.factor == 10
 
 
@@ -82,7 +82,7 @@ def test_the_tokens_of_the_loss_count_and_no_kl_is_negative():
 def test_a_loss_that_counts_nothing_is_refused():
     """Without a token, nothing moves, and the factor would grow to its limit."""
     with pytest.raises(RuntimeError, match="counted no token"):
-        rule().follow(0.0, 0.0, 0, 0, may_grow=True)
+        rule().follow(0.0, 0.0, 0, 0, warmed_up=True)
 
 
 def settled(start, noise=0.3, batches=40, updates=8, seed=0):
@@ -92,7 +92,7 @@ def settled(start, noise=0.3, batches=40, updates=8, seed=0):
         moved = 0.0
         for i in range(updates):
             k = 2e4 * moved**2 * math.exp(noise * torch.randn((), generator=generator).item())
-            own.follow(100 * k, 100 * k * k, 100, 100, may_grow=True)
+            own.follow(100 * k, 100 * k * k, 100, 100, warmed_up=True)
             if i == updates - 1:
                 own.begin_batch()
             moved += start * own.factor

@@ -1,5 +1,6 @@
 """What the package needs of TRL: a version that lacks it is refused by name, and one that was not tested is named."""
 
+import ast
 import functools
 import inspect
 import re
@@ -13,8 +14,11 @@ from types import FunctionType, SimpleNamespace
 import pytest
 import trl
 from accelerate import PartialState
+from accelerate.optimizer import AcceleratedOptimizer
 from transformers import Trainer, TrainingArguments
-from trl import GRPOTrainer
+from trl import GRPOTrainer, RLOOTrainer
+from trl.generation.vllm_generation import VLLMGeneration
+from trl.trainer.base_trainer import _BaseTrainer
 
 from tests.support.repository import ROOT
 from tests.tiny import saved_model, tiny_model, tiny_prompts, tiny_tokenizer, token_reward
@@ -22,6 +26,7 @@ from tests.trl_comparison import make_trainer
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer, compat
 from troll_trl.cli import check, train
 from troll_trl.compat import KNOWN_OPTIONS, PRIVATE, Attributes, Code, refuse_missing
+from troll_trl.resilience.guard import _ENTROPY_CONTROL
 from troll_trl.trainers.engine_policy import EnginePolicy
 
 # Every name in the data, once for each of our classes that needs it
@@ -119,11 +124,6 @@ OTHERS = {
 def test_every_key_of_the_list_is_of_a_trainer_or_of_what_the_next_test_calls():
     of_trainers = {cls.__name__ for trainer in TRAINERS for cls in trainer.__mro__}
     assert PRIVATE.keys() - of_trainers == OTHERS.keys()
-    listed = {entry.path: {*entry.names.split()} for of in PRIVATE.values() for entry in of if isinstance(entry, Code)}
-    read = {"advantages", "completion_ids", "completion_mask", "epsilon_low", "epsilon_high"}
-    # We set the clip's limits: a loss that reads others clips in silence
-    assert listed["trl.GRPOTrainer._compute_loss"] >= read | {"get_off_policy_mask", "tool_mask"}
-    assert listed["trl.RLOOTrainer._compute_loss"] >= read | {"old_logps"}
 
 
 @pytest.mark.parametrize("key", OTHERS)
@@ -236,3 +236,49 @@ def test_the_asynchronous_package_says_which_trl_it_needs(monkeypatch):
     for name in ("test_async_grpo", "test_vllm_async"):
         with pytest.raises(pytest.skip.Exception, match="Install 'trl=="):
             runpy.run_path(str(ROOT / "tests" / "engines" / f"{name}.py"))
+
+
+def test_the_columns_are_complete():
+    """Those that the trainers and the guard read or write in a rollout batch."""
+    files = [*(ROOT / "troll_trl" / "trainers").glob("*.py"), ROOT / "troll_trl" / "resilience" / "guard.py"]
+    named = r"""\b(?:inputs|batch|output)(?:\[|\.get\()"(\w+)\""""
+    used = {column for file in files for column in re.findall(named, file.read_text())}
+    assert used >= {"completion_ids", "advantages", "tool_mask"}
+    listed = {entry.path: entry.names.split() for key in PRIVATE for entry in PRIVATE[key] if isinstance(entry, Code)}
+    clip = {"epsilon_low", "epsilon_high"}  # that we set: a loss that reads another clips in silence
+    assert used - {"old_logps"} | clip | {"get_off_policy_mask"} <= {*listed["trl.GRPOTrainer._compute_loss"]}
+    assert {"completion_ids", "completion_mask", "advantages", "old_logps"} | clip <= {
+        *listed["trl.RLOOTrainer._compute_loss"]
+    }
+
+
+def test_the_list_of_private_names_is_complete():
+    """It has every private name that our code shares with TRL's trainers and what they are built from, every import
+    from one of TRL's own modules, and what is read of its `VLLMGeneration`."""
+    theirs: set[str] = set()
+    for owner in (GRPOTrainer, RLOOTrainer, _BaseTrainer, Trainer, AcceleratedOptimizer, VLLMGeneration):
+        functions = [inspect.unwrap(getattr(value, "__func__", value)) for value in vars(owner).values()]
+        theirs |= {*vars(owner), *(name for f in functions if inspect.isfunction(f) for name in f.__code__.co_names)}
+    package = ROOT / "troll_trl"
+    used = set(re.findall(r"\bgeneration\.([a-z_]+)", (package / "trainers" / "engine_policy.py").read_text()))
+    assert len(used) == 6
+    used |= {*_ENTROPY_CONTROL}
+    for path in package.rglob("*.py"):
+        nodes = [*ast.walk(ast.parse(path.read_text()))]
+        methods = [part for node in nodes if isinstance(node, ast.ClassDef) for part in node.body]
+        names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        names |= {node.name for node in methods if isinstance(node, ast.FunctionDef)}
+        used |= {name for name in names & theirs if re.match("_[a-z]", name)}
+        imports = [
+            node for node in nodes if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trl.")
+        ]
+        used |= {alias.name for node in imports for alias in node.names}
+    assert len(used) > 25
+    listed = {
+        name
+        for entries in PRIVATE.values()
+        for entry in entries
+        for field in entry
+        for name in re.split(r"[. ]", field)
+    }
+    assert sorted(used - listed) == []

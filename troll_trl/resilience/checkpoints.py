@@ -65,10 +65,10 @@ class CheckpointedTrainer(_Trainer):
     - `_run_epoch` restores TRL's rollout batch and its position in the data;
     - `evaluate` gives NaN for a metric without a value.
 
-    `stateful` names attributes that a checkpoint saves through `state_dict` and `load_state_dict`. Such an attribute
-    may be a dictionary of objects. Those that `equal_on_ranks` names continue on another number of ranks, through
-    `load_from_first_rank`, and their `begin_batch` is called if a rollout batch is lost. The config needs the field
-    `save_rollouts`.
+    A trainer defines `stateful`, names of attributes that a checkpoint saves through `state_dict` and
+    `load_state_dict`. Such an attribute may be a dictionary of objects. Those that `equal_on_ranks` names continue on
+    another number of ranks, through `load_from_first_rank`, and their `begin_batch` is called if a rollout batch is
+    lost. The config needs the field `save_rollouts`.
     """
 
     stateful: ClassVar[tuple[str, ...]]

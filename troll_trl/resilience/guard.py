@@ -190,7 +190,8 @@ class FiniteGuard(TrainerCallback):
 
     @contextmanager
     def watch_loss(self, mask: torch.Tensor) -> Iterator[None]:
-        """Context for a training loss over the tokens that are 1 in `mask` `(B, C)`."""
+        """Context for a training loss over the tokens that are 1 in `mask` `(B, C)`. The first loss of an update keeps
+        the state of the entropy bonus, for the case that the update is skipped."""
         self._mask = mask.bool()
         if self._losses == 0:
             self._entropy_before = {name: x for name, x in vars(self.trainer).items() if name in _ENTROPY_CONTROL}

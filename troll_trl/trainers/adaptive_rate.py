@@ -111,7 +111,7 @@ class AdaptiveLearningRate(TrainerCallback):
         steps = lr_scheduler.last_epoch  # the optimizer's, without skipped updates
         is_taken = guard is None or not guard.skipped_last
         if is_taken:
-            self.follow(*sums, may_grow=steps >= args.get_warmup_steps(state.max_steps))
+            self.follow(*sums, warmed_up=steps >= args.get_warmup_steps(state.max_steps))
         scheduled = zip(lr_scheduler.base_lrs, lr_scheduler.lr_lambdas, strict=True)
         rates = [self.factor * rate * share(steps) for rate, share in scheduled]
         lr_scheduler._last_lr = rates  # what the Trainer logs
@@ -123,7 +123,7 @@ class AdaptiveLearningRate(TrainerCallback):
         if self.trainer._step % micro_batches == 0:  # `_step` counts this update's, too
             self.begin_batch()
 
-    def follow(self, kl: float, squared_kl: float, tokens: float, learning: float, *, may_grow: bool) -> None:
+    def follow(self, kl: float, squared_kl: float, tokens: float, learning: float, *, warmed_up: bool) -> None:
         """
         Apply the rule of the module to an update.
 
@@ -132,7 +132,7 @@ class AdaptiveLearningRate(TrainerCallback):
                 `Σ k` in nats and `Σ k²`, over the tokens of the update's losses on all ranks.
             tokens, learning (`float`):
                 The number of these tokens, and of those with an advantage.
-            may_grow (`bool`):
+            warmed_up (`bool`):
                 Whether the warm-up has ended.
         """
         if tokens == 0:
@@ -150,8 +150,9 @@ class AdaptiveLearningRate(TrainerCallback):
         self.taken += 1
         self.tokens += tokens
         self.learning += learning
+        # Only at the batch's last update can all of its updates have been measured
         was_measured = self.taken == self.updates and self.learning >= LEARNING_SHARE * self.tokens
-        if may_grow and was_measured and self.largest < LOW:
+        if warmed_up and was_measured and self.largest < LOW:
             room = LOW / max(self.largest, LOW / MOST_GROWTH**2)
             self.factor *= max(math.sqrt(room), LEAST_GROWTH)
         self.factor = min(max(self.factor, SMALLEST), LARGEST)

@@ -32,7 +32,7 @@ logger = get_logger(__name__)
 
 # Smallest mass of the rest. Float32 rounding in the engine leaves `1 − Σ` of a peaked distribution anywhere between
 # −1e-7 and 1e-7. At 0, the projection would forbid the rest; the floor costs a policy inside the bound at most 1e-6
-# nats. If the policy's rest has less mass, `without_floor` lowers the floor to the policy's mass: otherwise KL(q‖p)
+# nats. If the policy's rest has less mass, `lower_floor` lowers the floor to the policy's mass: otherwise KL(q‖p)
 # would count up to all of `−log p`.
 REST_FLOOR = 1e-6
 # If the listed tokens lack at most this mass, all others have probability 0, such as padding with logits of −∞
@@ -350,7 +350,7 @@ def sparse_of(rows: torch.Tensor, sampled: torch.Tensor) -> SparseDistribution:
     return SparseDistribution(token_ids, rows[..., : size + 1])
 
 
-def without_floor(old: torch.Tensor, policy: torch.Tensor) -> torch.Tensor:
+def lower_floor(old: torch.Tensor, policy: torch.Tensor) -> torch.Tensor:
     """Return the engine's log-probabilities `(..., K + 1)`. If their rest mass is at its floor and the policy's rest
     mass is smaller, lower theirs to the policy's."""
     rest = old[..., -1:]

@@ -31,22 +31,35 @@ class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self._ratio = Ratio.MEAN if self.importance_sampling_level == "sequence" else Ratio.TOKEN
-        corrects = bool(self.use_vllm and self.vllm_importance_sampling_correction)  # vLLM's numbers to the trainer's
-        self._scores_old_policy = corrects or not self.args.on_policy
-        self._keeps_old_policy = self._scores_old_policy or self.engine_policy is not None
         if self.rollout_func is not None:
-            self.rollout_func = checked_rollouts(self.rollout_func, corrects)
+            self.rollout_func = checked_rollouts(self.rollout_func, self._corrects_engine)
         # On the instance, since a subclass may have a mask of its own
         self.get_off_policy_mask = partial(self._mask_by_policy, self.get_off_policy_mask)
+
+    @property
+    def _corrects_engine(self) -> bool:
+        """Whether TRL multiplies the loss by the ratio of the trainer's probabilities to vLLM's."""
+        return bool(self.use_vllm and self.vllm_importance_sampling_correction)
+
+    @property
+    def _ratio(self):
+        return Ratio.MEAN if self.importance_sampling_level == "sequence" else Ratio.TOKEN
+
+    @property
+    def _scores_old_policy(self):
+        return self._corrects_engine or not self.args.on_policy
+
+    @property
+    def _keeps_old_policy(self):
+        return self._scores_old_policy or self.engine_policy is not None
 
     def _mask_by_policy(self, get_off_policy_mask: Callable[..., torch.Tensor], **inputs) -> torch.Tensor:
         """Call TRL's or a subclass's `get_off_policy_mask`, which measures the policy, with the numbers from before the
         trust region changed them."""
         if isinstance(scored := self._scoring, LossInputs):
-            masked = scored.masked
-            inputs |= {"per_token_logps": scored.log_probs, "advantages": masked["advantages"]}
-            inputs["sampling_per_token_logps"] = masked.get("sampling_per_token_logps", masked[OLD_LOG_PROBS])
+            unbounded = scored.unbounded
+            inputs |= {"per_token_logps": scored.log_probs, "advantages": unbounded["advantages"]}
+            inputs["sampling_per_token_logps"] = unbounded.get("sampling_per_token_logps", unbounded[OLD_LOG_PROBS])
         return get_off_policy_mask(**inputs)
 
     def _keep_engine_policy(self, engine_policy, _prompts, completion_ids, tool_mask, _completions, log_probs, *_):

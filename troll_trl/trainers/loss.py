@@ -17,8 +17,8 @@ TRL reads the advantages, which may be `(B, C)`, after it has scored the policy.
 changes a copy of the micro-batch, [`LossInputs`], in four steps. Each step is a function that returns what it changes:
 
 1. [`bound`] calls the trust region: the policy's `log p(a)` becomes `log π(a)` (the projection changes it), and there
-   may be an `R` (projection and penalty) and a `w` (mask). With a penalty or a mask, π is p.
-2. [`limit_log_ratio`] shifts `log q(a)` if `R/r` or `w·r` would leave float32's range otherwise.
+   may be an `R` (projection and penalty) and a `w` (mask). A penalty and a mask leave `log p(a)` as it is.
+2. [`limit_log_ratio`] shifts `log q(a)` to limit `log r`, so that `R/r` and `w·r` stay in float32's range.
 3. [`change_advantages`] gives `w·A − α·R/r`, with the `r` that step 2 has limited.
 4. [`change_reference`] makes the reference KL refer to the policy. TRL computes `d = ref − log π(a)`, and from `d` the
    estimate `k(d) = exp(d) − d − 1`. With `log π(a) + ref − log p(a)` in place of `ref`, `d` is `ref − log p(a)`. With
@@ -47,10 +47,10 @@ class LossInputs(dict):
     def __init__(self, inputs: Mapping[str, Any]):
         super().__init__(inputs)
         self.mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()  # (B, C), tokens of the loss
-        # Once TRL has scored the policy: its own log p(a) (B, C), without gradient, and the columns without the change
-        # of the four steps, with 0 outside of the mask, the advantages as (B, 1) or (B, C)
+        # Once TRL has scored the policy: its own log p(a) (B, C), without gradient, and the columns before the four
+        # steps, with the advantages as (B, 1) or (B, C)
         self.log_probs: torch.Tensor | None = None
-        self.masked: dict[str, Any] = {}
+        self.unbounded: dict[str, Any] = {}
         self.advantages_are_read = False  # whether TRL's loss has read the changed advantages
 
     def __getitem__(self, name: str) -> Any:
@@ -77,7 +77,7 @@ class Ratio(Enum):
 
     def log(self, log_probs: torch.Tensor, log_q: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Return the log-ratio `(B, C)` or `(B, 1)` that TRL forms from `log_probs` `(B, C)` and from the old policy's
-        `log_q`, as in `old_column`. Both are 0 outside of the loss's `mask` `(B, C)`."""
+        `log_q`, as in `old_column`. A number of a token is 0 outside of the loss's `mask` `(B, C)`."""
         if self is Ratio.SUM:
             return (log_probs.sum(1) - log_q).unsqueeze(1)
         log_ratio = log_probs - log_q
@@ -99,11 +99,11 @@ def change_inputs(
     mask = inputs.mask
     # A token with NaN does not reach the trust region: `project` would raise on one rank, while the others wait
     live = mask & ~(policy.detach().isnan() | old.isnan()).any(-1)  # (B, C)
-    masked = inputs | masked_columns(inputs, live)
-    # (B, 1) or (B, C): `(B,)` would broadcast along the tokens
-    masked["advantages"] = advantages = masked["advantages"].reshape(len(live), -1)
+    unbounded = inputs | masked_columns(inputs, live)
+    advantages = unbounded["advantages"].reshape(len(live), -1)  # (B, 1) or (B, C): `(B,)` would broadcast over tokens
+    unbounded["advantages"] = advantages
     log_p = policy[..., 0].masked_fill(~live, 0.0)
-    log_q = masked[ratio.old_column]
+    log_q = unbounded[ratio.old_column]
 
     bounded = bound(trust_region, policy, old, advantages, live)
     if bounded.weight is not None and ratio is Ratio.SUM:
@@ -117,13 +117,13 @@ def change_inputs(
         ratio.old_column: limited_log_q,
         "advantages": change_advantages(advantages, bounded, limited_log_q, mask, ratio, args.regression_coef),
     }
-    if (ref := masked.get("ref_per_token_logps")) is not None:
+    if (ref := unbounded.get("ref_per_token_logps")) is not None:
         log_scale = None
         if args.use_bias_correction_kl:
             log_scale = ratio.log(log_p, log_q, mask) - ratio.log(log_pi, limited_log_q, mask)
         changed["ref_per_token_logps"] = change_reference(ref, log_p, log_pi, log_scale)
-    inputs.update(masked | changed)
-    inputs.log_probs, inputs.masked = log_p.detach(), masked
+    inputs.update(unbounded | changed)
+    inputs.log_probs, inputs.unbounded = log_p.detach(), unbounded
     return log_pi.masked_fill(mask & ~live, math.nan), bounded.token_stats
 
 

@@ -20,9 +20,9 @@ class TrustRegionRLOO(TrollTrainer, RLOOTrainer):
     _ratio = Ratio.SUM
     _scores_old_policy = True
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self._keeps_old_policy = not self.args.trust_region_idle
+    @property
+    def _keeps_old_policy(self):
+        return not self.args.trust_region_idle
 
     def _keep_engine_policy(self, engine_policy, _prompts, completion_ids, *_):
         engine_policy.keep(completion_ids, engine_policy.answered, None)  # TRL's RLOO asks once, and drops the numbers

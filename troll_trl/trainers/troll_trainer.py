@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from accelerate.logging import get_logger
@@ -16,7 +16,7 @@ from troll_trl.lm_head.head_check import check_head
 from troll_trl.trainers.adaptive_rate import AdaptiveLearningRate
 from troll_trl.trainers.columns import OLD_LOG_PROBS, SPARSE_LOG_PROBS, TOKEN_IDS
 from troll_trl.trainers.config import TrollOptions
-from troll_trl.trainers.engine_policy import EnginePolicy, without_floor
+from troll_trl.trainers.engine_policy import EnginePolicy, lower_floor
 from troll_trl.trainers.loss import LossInputs, Ratio, change_inputs, ignore_rounding
 from troll_trl.trainers.mended_trl import MendedTRL
 from troll_trl.trainers.metrics import TrollMetrics
@@ -36,7 +36,7 @@ Scores = tuple[Any, ...]
 
 @dataclass
 class _Rollout:
-    """What TRL's scoring passes over one rollout give for the rollout batch."""
+    """What TRL's scoring passes over one rollout have given so far."""
 
     awaits_old_policy: bool  # whether TRL's next pass scores the old policy
     log_probs: torch.Tensor | None = None  # (B, C), of the sampled tokens; NaN if unknown
@@ -57,7 +57,7 @@ class TrollTrainer(MendedTRL):
         - `_generate`: with an `engine_policy`, the engine's answers are kept;
         - `_get_per_token_logps_and_entropies` for the old policy, and again for a reference model;
     - for each micro-batch, `compute_loss`, and in it `_compute_loss`. While TRL's `_compute_loss` runs, `_scoring` is
-      the copy of the micro-batch that TRL reads, and TRL calls
+      the copy of the micro-batch that TRL reads, a `LossInputs`, and TRL calls
         - `_get_per_token_logps_and_entropies` for the policy, which changes what TRL then reads from the copy:
           [`~troll_trl.trainers.loss`] says how and why;
     - for each log line, `log`, and for each evaluation, `evaluation_loop`.
@@ -66,21 +66,17 @@ class TrollTrainer(MendedTRL):
     policy is `p`, the bounded policy `π`, and the sampled token `a`.
 
     A subclass may add a term to `super()._compute_loss(model, inputs)`, and may score again after it. A subclass that
-    replaces `_compute_loss` has a loss of its own, without any limit on its ratios; the trainer logs this once.
+    replaces `_compute_loss` has a loss of its own, without any limit on its ratios; a warning says this once.
 
-    A trainer defines the following five, and after TRL's constructor sets the last two, which do not change then.
+    A trainer defines `_config_class`, the model card's `_name`, `_paper` and `_tag_names`, and what the section "What a
+    trainer defines" has.
     """
 
     _config_class: type[TrollOptions]
-    _name: str  # with `_paper` and `_tag_names`, for the model card
-    _ratio: Ratio  # what each ratio of TRL's loss belongs to
-    _scores_old_policy: bool  # whether TRL scores each rollout with the current weights, before a reference
-    # Whether rollout batches keep an old policy. If not, every update uses fresh completions, and π = p
-    _keeps_old_policy: bool
-
+    _name: str
     # For a `CheckpointedTrainer`
-    stateful = ("troll_metrics", "guard", "adaptive_rate")
-    equal_on_ranks = ("adaptive_rate",)
+    stateful: ClassVar[tuple[str, ...]] = ("troll_metrics", "guard", "adaptive_rate")
+    equal_on_ranks: ClassVar[tuple[str, ...]] = ("adaptive_rate",)
     guard: Any = None  # a `GuardedTrainer` has one, which tells the adaptive rate whether an update was skipped
 
     # -- Construction -----------------------------------------------------------------------------------------------
@@ -140,6 +136,27 @@ class TrollTrainer(MendedTRL):
             self.add_callback(self.adaptive_rate)  # here, since it must follow the guard's callback
         return super().train(*args, **kwargs)
 
+    # -- What a trainer defines, from options that TRL, too, reads anew for each rollout ------------------------------
+
+    @property
+    def _ratio(self) -> Ratio:
+        """What each ratio of TRL's loss belongs to."""
+        raise NotImplementedError
+
+    @property
+    def _scores_old_policy(self) -> bool:
+        """Whether TRL scores a rollout with the current weights, before it scores a reference."""
+        raise NotImplementedError
+
+    @property
+    def _keeps_old_policy(self) -> bool:
+        """Whether rollout batches keep an old policy. If not, every update uses fresh completions: π = p."""
+        raise NotImplementedError
+
+    def _keep_engine_policy(self, engine_policy: EnginePolicy, *generated: Any) -> None:
+        """Have `engine_policy` keep what TRL's `_generate` returned."""
+        raise NotImplementedError
+
     # -- Rollout: record the old policy -----------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, *args, **kwargs) -> dict[str, Any]:
@@ -178,10 +195,6 @@ class TrollTrainer(MendedTRL):
             self._keep_engine_policy(self.engine_policy, *generated)
         return generated
 
-    def _keep_engine_policy(self, engine_policy: EnginePolicy, *generated: Any) -> None:
-        """Have `engine_policy` keep what TRL's `_generate` returned. A trainer defines this."""
-        raise NotImplementedError
-
     # -- Score a rollout, with its policy or a reference, or the policy in a loss -----------------------------------
 
     def _get_per_token_logps_and_entropies(
@@ -200,7 +213,6 @@ class TrollTrainer(MendedTRL):
         if isinstance(scoring, LossInputs):
             return self._score_policy(score, model, logits_to_keep, scoring)
         if scoring.awaits_old_policy:
-            scoring.awaits_old_policy = False
             return self._score_old_policy(score, model, logits_to_keep, scoring)
         return self._score_reference(score, model, scoring)
 
@@ -208,6 +220,7 @@ class TrollTrainer(MendedTRL):
         """Score the policy that sampled a rollout, and keep it in `rollout`."""
         if self.engine_policy is not None:  # the engine's numbers are the old policy, so no model runs
             rollout.log_probs = self.engine_policy.log_probs(length)
+            rollout.awaits_old_policy = False
             return rollout.log_probs.nan_to_num(0.0), None, None  # TRL reads no entropies and no MoE loss here
         if self.support is None or not self._keeps_old_policy:
             scores = score(model)
@@ -217,6 +230,7 @@ class TrollTrainer(MendedTRL):
             scores = score(sparse)
             rollout.sparse = trimmed(sparse.take_distributions())
         rollout.log_probs = scores[0]
+        rollout.awaits_old_policy = False
         return scores
 
     def _score_reference(self, score: Callable, model: Callable, rollout: _Rollout) -> Scores:
@@ -288,12 +302,12 @@ class TrollTrainer(MendedTRL):
             scores = score(sparse)
             policy, old = sparse.take_distributions().log_probs, inputs[SPARSE_LOG_PROBS]  # (B, C, K + 1)
             if self.engine_policy is not None:
-                old = without_floor(old, policy)
+                old = lower_floor(old, policy)  # the engine's rest has a floor, which would count as movement
         log_pi, token_stats = change_inputs(inputs, policy, old, self.trust_region, self._ratio, self.args)
 
         self.troll_metrics[self._mode].add(inputs.mask, token_stats)
         if self.adaptive_rate is not None and self._mode == "train":
-            self.adaptive_rate.add(inputs.mask, token_stats["policy_kl"], inputs.masked["advantages"])
+            self.adaptive_rate.add(inputs.mask, token_stats["policy_kl"], inputs.unbounded["advantages"])
         _, entropies, *others = scores
         if entropies is not None:  # TRL multiplies them by the mask, and 0·NaN is NaN
             entropies = entropies.masked_fill(~inputs.mask, 0.0)

@@ -73,14 +73,15 @@ def explain_lost_server(args: Any) -> Iterator[None]:
     stopped answering (`ConnectionError`) or lacks an endpoint (`ValueError`). The errors of TRL's clients name only the
     address of one request, some after a minute of retries.
     """
-    import requests
+    if not (args.use_vllm and args.vllm_mode == "server"):
+        yield
+        return
+    import requests  # TRL installs it with vLLM only
 
+    url = server_url(args)
     try:
         yield
     except requests.RequestException as error:
-        if not (args.use_vllm and args.vllm_mode == "server"):
-            raise
-        url = server_url(args)
         # The error may come from another server that a reward function uses
         response = getattr(error, "response", None)
         if response is not None and response.status_code == 404 and response.url.startswith(url):

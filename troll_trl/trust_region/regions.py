@@ -67,7 +67,7 @@ class TrustRegion:
         return type(self).__name__
 
 
-# Of what `_support_stats` gives
+# Of the two `token_stats` that `_support_stats` adds
 SUPPORT_METRICS = {
     "troll/support_size_mean": ("kept", "tokens"),
     "troll/rest_mass_mean": ("rest_mass", "tokens"),
@@ -112,7 +112,7 @@ class ProjectionTrustRegion(TrustRegion):
 
 class MaskTrustRegion(TrustRegion):
     """DPPO (arXiv 2602.04879): a token that has moved too far in the direction of its advantage loses its gradient. It
-    takes the arguments of [`~troll_trl.trust_region.mask.mask_weight`]."""
+    has the options of [`~troll_trl.trust_region.mask.mask_weight`]."""
 
     needs_support = False
     mean_metrics = {
