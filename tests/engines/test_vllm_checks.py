@@ -1,5 +1,6 @@
 """The message when a vLLM server is lost. No server runs here."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -22,3 +23,10 @@ def test_a_lost_server_is_named(lives, options, tmp_path, monkeypatch):
     said = f"http://{args.vllm_server_host}:{args.vllm_server_port} stopped answering" if lost else "of one request"
     with pytest.raises(ConnectionError if lost else requests.ConnectionError, match=said), explain_lost_server(args):
         raise requests.ConnectionError("of one request")
+
+
+def test_without_a_server_a_rollout_needs_no_requests(tmp_path, monkeypatch):
+    """It is none of TRL's requirements."""
+    monkeypatch.setitem(sys.modules, "requests", None)
+    with explain_lost_server(TrollGRPOConfig(str(tmp_path), use_cpu=True, bf16=False)):
+        pass

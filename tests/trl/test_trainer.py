@@ -193,6 +193,22 @@ def test_an_evaluation_counts_nothing_of_a_prediction_before_it(tmp_path):
     assert len(expected) > 3 and evaluate() == expected
 
 
+@pytest.mark.parametrize("algorithm", OURS)
+def test_an_option_that_a_script_changes_before_training_acts(algorithm, tmp_path):
+    """TRL reads it anew for each rollout. Nothing would limit its ratios."""
+    options = {
+        "steps_per_generation": 4,
+        "gradient_accumulation_steps": 4,
+        "max_steps": 4,
+        "learning_rate": 1e-2,
+        "beta": 0.0,
+    }
+    trainer = make_trainer(*OURS[algorithm], tmp_path, **options)
+    trainer.args.gradient_accumulation_steps = 1
+    trainer.train()
+    assert max(logged(trainer, "troll/policy_kl_max")) > 0.01
+
+
 @pytest.mark.parametrize(("options", "words"), [
     ({"steps_per_generation": 1}, "trust region is idle"),
     ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha"),

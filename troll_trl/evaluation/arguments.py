@@ -2,14 +2,16 @@
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 # The training configs have the same text
 DEFAULT_INSTRUCTION = "Let's think step by step and put the final answer in \\boxed{}."
 
-# A sample depends on these, on its problem and on its number
+# A sample depends on these, and on its problem
 SAMPLING_SETTINGS = (
     "model",
     "revision",
+    "n",
     "temperature",
     "top_p",
     "top_k",
@@ -22,76 +24,59 @@ SAMPLING_SETTINGS = (
 )
 
 
+def _option(default: Any, help: str, **metadata: Any) -> Any:
+    return field(default=default, metadata={"help": help} | metadata)
+
+
 @dataclass
 class EvaluationArguments:
     """Arguments of [`~troll_trl.evaluation.evaluate`]. They are also the keys of a YAML file and the flags of `troll
     eval`, whose `--help` describes each of them."""
 
-    model: str | None = field(default=None, metadata={"help": "Model: a hub name or a folder. Adapters work too."})
+    model: str | None = _option(None, "Model: a hub name or a folder. Adapters work too.")
     benchmarks: list[str] = field(
         default_factory=list, metadata={"help": "Benchmarks: names, or name=path for a local file or folder."}
     )
-    output: str | None = field(default=None, metadata={"help": "Folder for the samples, the summary and the table."})
-    n: int = field(default=1, metadata={"help": "Samples for each problem."})
-    temperature: float = field(default=0.0, metadata={"help": "Sampling temperature; 0 is greedy."})
-    top_p: float = field(
-        default=1.0, metadata={"help": "Sample from the most likely tokens that together have this probability."}
+    output: str | None = _option(None, "Folder for the samples, the summary and the table.")
+    n: int = _option(1, "Samples for each problem.")
+    temperature: float = _option(0.0, "Sampling temperature; 0 is greedy.")
+    top_p: float = _option(1.0, "Sample from the most likely tokens that together have this probability.")
+    top_k: int = _option(0, "Sample from this many of the most likely tokens; 0 means all.")
+    max_new_tokens: int = _option(4096, "Maximum number of tokens in a completion.")
+    seed: int = _option(0, "Seed of the samples and of the bootstrap.")
+    max_problems: int | None = _option(None, "Evaluate only this many problems of each benchmark, the first ones.")
+    instruction: str = _option(
+        DEFAULT_INSTRUCTION, "Text after every problem. The default asks for a box; an empty text adds nothing."
     )
-    top_k: int = field(default=0, metadata={"help": "Sample from this many of the most likely tokens; 0 means all."})
-    max_new_tokens: int = field(default=4096, metadata={"help": "Maximum number of tokens in a completion."})
-    seed: int = field(default=0, metadata={"help": "Seed of the samples and of the bootstrap."})
-    max_problems: int | None = field(
-        default=None, metadata={"help": "Evaluate only this many problems of each benchmark, the first ones."}
+    system_prompt: str | None = _option(None, "System message before every problem.")
+    enable_thinking: bool | None = _option(
+        None, "Whether the chat template turns thinking on. Set it if the template reads it."
     )
-    instruction: str = field(
-        default=DEFAULT_INSTRUCTION,
-        metadata={"help": "Text after every problem. The default asks for a box; an empty text adds nothing."},
+    backend: str = _option(
+        "auto",
+        "What generates: 'vllm' or 'transformers'. 'auto' uses vLLM if it is installed and there is a GPU.",
+        choices=["auto", "vllm", "transformers"],
     )
-    system_prompt: str | None = field(default=None, metadata={"help": "System message before every problem."})
-    enable_thinking: bool | None = field(
-        default=None,
-        metadata={"help": "Whether the chat template turns thinking on. Set it if the template reads it."},
+    batch_size: int | None = _option(None, "Number of completions generated at once.")
+    dtype: str = _option(
+        "auto",
+        "dtype of the weights. 'auto' keeps the checkpoint's.",
+        choices=["auto", "bfloat16", "float16", "float32"],
     )
-    backend: str = field(
-        default="auto",
-        metadata={
-            "help": "What generates: 'vllm' or 'transformers'. 'auto' uses vLLM if it is installed and there is a GPU.",
-            "choices": ["auto", "vllm", "transformers"],
-        },
+    revision: str | None = _option(None, "Revision of the model on the hub.")
+    trust_remote_code: bool = _option(
+        False, "Run the code that comes with a model or a tokenizer. By default such a model is refused."
     )
-    batch_size: int | None = field(default=None, metadata={"help": "Number of completions generated at once."})
-    dtype: str = field(
-        default="auto",
-        metadata={
-            "help": "dtype of the weights. 'auto' keeps the checkpoint's.",
-            "choices": ["auto", "bfloat16", "float16", "float32"],
-        },
+    k: list[int] | None = _option(None, "Values of k for pass@k. The default is the powers of two up to n, and n.")
+    bootstrap_samples: int = _option(10_000, "Resamples for the confidence intervals.")
+    overwrite: bool = _option(False, "Discard the samples in the output folder and start again.")
+    samples: str | None = _option(
+        None, "Score the column `completion` of this file of problems, instead of generating."
     )
-    revision: str | None = field(default=None, metadata={"help": "Revision of the model on the hub."})
-    trust_remote_code: bool = field(
-        default=False,
-        metadata={"help": "Run the code that comes with a model or a tokenizer. By default such a model is refused."},
-    )
-    k: list[int] | None = field(
-        default=None, metadata={"help": "Values of k for pass@k. The default is the powers of two up to n, and n."}
-    )
-    bootstrap_samples: int = field(default=10_000, metadata={"help": "Resamples for the confidence intervals."})
-    overwrite: bool = field(
-        default=False, metadata={"help": "Discard the samples in the output folder and start again."}
-    )
-    samples: str | None = field(
-        default=None,
-        metadata={"help": "Score the column `completion` of this file of problems, instead of generating."},
-    )
-    problem_column: str | None = field(
-        default=None, metadata={"help": "Column with the problem in a local file, if its name is unusual."}
-    )
-    answer_column: str | None = field(
-        default=None, metadata={"help": "Column with the gold answer in a local file, if its name is unusual."}
-    )
-    compare: list[str] | None = field(
-        default=None,
-        metadata={"help": "Two evaluations to compare, A and B: their folders, or their files of samples."},
+    problem_column: str | None = _option(None, "Column with the problem in a local file, if its name is unusual.")
+    answer_column: str | None = _option(None, "Column with the gold answer in a local file, if its name is unusual.")
+    compare: list[str] | None = _option(
+        None, "Two evaluations to compare, A and B: their folders, or their files of samples."
     )
 
     def __post_init__(self):

@@ -87,16 +87,6 @@ class SparseDistribution:
         """Join distributions `(b, T, K)` along their first dimension."""
         return SparseDistribution(torch.cat([x.token_ids for x in parts]), torch.cat([x.log_probs for x in parts]))
 
-    @property
-    def support_size(self) -> torch.Tensor:
-        """Number of kept tokens, `(...)`."""
-        return (self.token_ids != UNUSED).sum(-1)
-
-    @property
-    def rest_mass(self) -> torch.Tensor:
-        """Probability of all tokens that are not kept, `(...)`."""
-        return self.log_probs[..., -1].exp()
-
 
 def sparsify(
     logits: torch.Tensor, sampled_ids: torch.Tensor, support_size: int = 64, tail_mass: float = DEFAULT_TAIL_MASS

@@ -12,18 +12,11 @@ from troll_trl.trainers.vllm import check_sampling
 @dataclass
 class AsyncTrollGRPOConfig(TrustRegionOptions, AsyncGRPOConfig):
     """
-    Configuration of [`AsyncTrollGRPOTrainer`]: every parameter of TRL's `AsyncGRPOConfig`, and `divergence_type`,
-    `divergence_bound`, `ratio_cap`, `kl_bound` and `regression_coef` of [`~troll_trl.TrollGRPOConfig`]. The old policy
-    is the engine's distribution. TRL's rollout worker returns only the log-probability of the sampled token, so no
-    trust region can keep a support here: not the projection, and not `divergence_type` 'topk_kl'. `epsilon` and
-    `epsilon_high` have no effect: the trust region replaces the clip.
-
-    Args:
-        trust_region (`str`, *optional*, defaults to `'mask'`):
-            'mask' for DPPO: a token that has moved farther than `divergence_bound` in its advantage's direction has no
-            gradient. 'penalty' for TROLL's regression alone, on two outcomes, for tokens beyond `kl_bound`: nothing
-            limits the ratio. Or the import path of your own trust region, such as my_lib.MyRegion, if its
-            `needs_support` is False.
+    Configuration of [`AsyncTrollGRPOTrainer`]: every parameter of TRL's `AsyncGRPOConfig`; `trust_region`, by default
+    'mask'; and `divergence_type`, `divergence_bound`, `ratio_cap`, `kl_bound` and `regression_coef` of
+    [`~troll_trl.TrollGRPOConfig`]. The old policy is the engine's distribution. TRL's rollout worker returns only the
+    log-probability of the sampled token, so no trust region can keep a support here: not the projection, and not
+    `divergence_type` 'topk_kl'. `epsilon` and `epsilon_high` have no effect: the trust region replaces the clip.
 
     Raises:
         ValueError: an option is outside of its range; the trust region needs a support, as 'projection' and
