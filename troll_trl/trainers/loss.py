@@ -219,15 +219,19 @@ def rescale_kl(log_ref_ratio: torch.Tensor, log_scale: torch.Tensor) -> torch.Te
     cannot overshoot, since `k` is convex. The slope is `k'(d') = exp(d') − 1`, so by the implicit function theorem, the
     gradient is `∇d' = ∇(exp(log_scale)·k(d)) / (exp(d') − 1)`.
     """
-    kl = (log_ref_ratio.expm1() - log_ref_ratio) * log_scale.exp()
+    k = lambda d: d.expm1() - d
+    kl = k(log_ref_ratio) * log_scale.exp()
     with torch.no_grad():
         target = kl.clamp(min=0)  # rounding
         beyond = target + (2 * target).sqrt()
         solution = torch.where(log_ref_ratio > 0, beyond.log1p(), -beyond)
         for _ in range(_NEWTON_STEPS):
-            slope = solution.expm1()
-            solution = solution - (slope - solution - target) / torch.where(slope == 0, 1.0, slope)
-        slope = solution.expm1()
-    gradient = torch.where(slope == 0, 0.0, (kl - kl.detach()) / torch.where(slope == 0, 1.0, slope))
+            solution = solution - _divided(k(solution) - target, solution.expm1())
+    zero = kl - kl.detach()  # with the gradient of `kl`
     # With equal ratios, TRL's estimate is already right, and Newton's rounding would only disturb it
-    return torch.where(log_scale == 0, log_ref_ratio, solution + gradient)
+    return torch.where(log_scale == 0, log_ref_ratio, solution + _divided(zero, solution.expm1()))
+
+
+def _divided(x: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
+    """`x / slope`, and 0 where the slope is 0: there, `d'` is the minimum of `k`."""
+    return torch.where(slope == 0, 0.0, x / torch.where(slope == 0, 1.0, slope))

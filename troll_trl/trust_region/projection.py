@@ -239,7 +239,7 @@ def torch_project_rows_backward(
     `log_pi` `(N, S)`, and `t` is `(N,)`."""
     # A slot without policy mass or projected mass contributes nothing, whatever its upstream gradient
     g = grad.masked_fill((log_pi == -math.inf) | (log_p == -math.inf), 0.0)
-    grad = g - g.sum(-1, keepdim=True) * log_pi.exp()
+    grad_log_p = g - g.sum(-1, keepdim=True) * log_pi.exp()
 
     for active in (t < 1).nonzero().squeeze(-1).split(_FLOAT64_ROWS):
         g_active = g[active].double()  # (M, S)
@@ -249,8 +249,8 @@ def torch_project_rows_backward(
         variance = (pi * centred.square()).sum(-1, keepdim=True)  # σ², (M, 1)
         through_t = (g_active * centred).sum(-1, keepdim=True) * pi * centred / variance
         softmax_gradient = g_active - g_active.sum(-1, keepdim=True) * pi
-        grad[active] = (t[active].unsqueeze(-1) * (softmax_gradient - through_t)).to(grad.dtype)
-    return grad.masked_fill(log_p == -math.inf, 0.0)
+        grad_log_p[active] = (t[active].unsqueeze(-1) * (softmax_gradient - through_t)).to(g.dtype)
+    return grad_log_p.masked_fill(log_p == -math.inf, 0.0)
 
 
 def kl_divergence(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
