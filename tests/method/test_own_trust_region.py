@@ -100,7 +100,7 @@ def test_a_region_is_made_once_for_the_options_that_its_trainer_has(tmp_path):
         ("own_mask_regions.Missing", "has no attribute 'Missing'"),
         ("no_such_module_at_all.Region", "No module named 'no_such_module_at_all'"),
         ("own_mask_regions.Broken", "bound of the wrong sign"),
-        ("own_mask_regions.nothing", "which makes None"),
+        ("own_mask_regions.nothing", "it makes None"),
         ("own_mask_regions.Uncalled", "Uncalled has no `__call__(self, policy, old, advantages)`"),
         ("own_mask_regions.CalledWithOne", "too many positional arguments"),
         ("own_mask_regions.BadRatio", "`mean_metrics['troll/moved']` must be a pair"),

@@ -37,8 +37,7 @@ class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
         self.get_off_policy_mask = partial(self._mask_by_policy, self.get_off_policy_mask)
 
     @property
-    def _corrects_engine(self) -> bool:
-        """Whether TRL multiplies the loss by the ratio of the trainer's probabilities to vLLM's."""
+    def _corrects_engine(self):
         return bool(self.use_vllm and self.vllm_importance_sampling_correction)
 
     @property
@@ -48,10 +47,6 @@ class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
     @property
     def _scores_old_policy(self):
         return self._corrects_engine or not self.args.on_policy
-
-    @property
-    def _keeps_old_policy(self):
-        return self._scores_old_policy or self.engine_policy is not None
 
     def _mask_by_policy(self, get_off_policy_mask: Callable[..., torch.Tensor], **inputs) -> torch.Tensor:
         """Call TRL's or a subclass's `get_off_policy_mask`, which measures the policy, with the numbers from before the

@@ -14,7 +14,7 @@ advantage, with a mask's weight `w` `(B, C)` or 1: with `w·A − α·R/r` in pl
 in value and gradient, if the gradient flows through both `R` and `r`.
 
 TRL reads the advantages, which may be `(B, C)`, after it has scored the policy. So in the scoring pass, the trainer
-changes a copy of the micro-batch, [`LossInputs`], in four steps. Each step is a function that returns what it changes:
+changes a copy of the micro-batch, [`LossInputs`], in four steps. Each step is a function:
 
 1. [`bound`] calls the trust region: the policy's `log p(a)` becomes `log π(a)` (the projection changes it), and there
    may be an `R` (projection and penalty) and a `w` (mask). A penalty and a mask leave `log p(a)` as it is.
@@ -94,7 +94,7 @@ def change_inputs(
     log-probabilities of policy and old policy, the sampled token's first. `args` is the trainer's config.
 
     Return `log π(a)` `(B, C)` and the `token_stats` of `trust_region`. If `policy` or `old` has a NaN at a token of the
-    loss, `log π(a)` is NaN there, and the guard skips the update.
+    loss, `log π(a)` is NaN there, so that a guard skips the update.
     """
     mask = inputs.mask
     # A token with NaN does not reach the trust region: `project` would raise on one rank, while the others wait
@@ -164,7 +164,7 @@ def limit_log_ratio(bounded: TrustRegionOutput, log_q: torch.Tensor, mask: torch
     log_ratio = ratio.log(bounded.log_probs, log_q, mask).detach()  # (B, C) or (B, 1)
     highest = None if bounded.weight is None else HIGHEST_LOG_RATIO
     shift = log_ratio - log_ratio.clamp(LOWEST_LOG_RATIO, highest)
-    return log_q + (shift.squeeze(1) if log_q.dim() == 1 else shift * mask)
+    return log_q + (shift.squeeze(1) if ratio is Ratio.SUM else shift * mask)
 
 
 def change_advantages(
@@ -180,7 +180,7 @@ def change_advantages(
     if bounded.weight is not None:
         advantages = advantages * bounded.weight
     if bounded.regression is not None and regression_coef != 0:
-        # A completion with one ratio and one advantage has one regression
+        # RLOO's loss has one number for each completion
         regression = bounded.regression.sum(1, keepdim=True) if ratio is Ratio.SUM else bounded.regression
         inverse_ratio = (-ratio.log(bounded.log_probs, log_q, mask)).exp()
         advantages = advantages - regression_coef * regression * inverse_ratio
@@ -188,10 +188,11 @@ def change_advantages(
 
 
 def change_reference(
-    ref: torch.Tensor, log_p: torch.Tensor, log_pi: torch.Tensor, log_scale: torch.Tensor | None = None
+    ref: torch.Tensor, log_p: torch.Tensor, log_pi: torch.Tensor, log_scale: torch.Tensor | None
 ) -> torch.Tensor:
-    """Step 4: return `log π(a) + d` in place of the reference's `ref`, with `d = ref − log p(a)`, all `(B, C)`. If TRL
-    multiplies `k(d)` by `r`, `log_scale` is the logarithm of the policy's ratio divided by `r`."""
+    """Step 4: return `log π(a) + d`, from which TRL subtracts `log π(a)` again, in place of the reference's `ref`, with
+    `d = ref − log p(a)`, all `(B, C)`. If TRL multiplies `k(d)` by `r`, `log_scale` is the logarithm of the policy's
+    ratio divided by `r`, and the result has the `d'` of [`rescale_kl`]."""
     log_ref_ratio = ignore_rounding(ref, log_p.detach()) - log_p
     if log_scale is not None:
         log_ref_ratio = rescale_kl(log_ref_ratio, log_scale)

@@ -20,10 +20,6 @@ class TrustRegionRLOO(TrollTrainer, RLOOTrainer):
     _ratio = Ratio.SUM
     _scores_old_policy = True
 
-    @property
-    def _keeps_old_policy(self):
-        return not self.args.trust_region_idle
-
     def _keep_engine_policy(self, engine_policy, _prompts, completion_ids, *_):
         engine_policy.keep(completion_ids, engine_policy.answered, None)  # TRL's RLOO asks once, and drops the numbers
 
@@ -37,8 +33,8 @@ class TrollRLOOTrainer(GuardedTrainer, CheckpointedTrainer, TrustRegionRLOO):
     RLOO's ratio is the ratio of a whole completion. With policy `p`, old policy `q`, projection `π` and advantage `A`,
     the loss of a completion is `−exp(Σ_t log π_t(a_t) − log q_t(a_t))·A + α·Σ_t KL(p_t ‖ stopgrad π_t)`, averaged over
     the micro-batch. The trust region bounds each token. Unlike RLOO's clip, it does not bound the ratio of a
-    completion, which is a product over its tokens. The reference KL is part of the reward in RLOO; TROLL does not
-    change it. With `trust_region="penalty"`, the regression acts alone, on an unlimited ratio.
+    completion, which is a product over its tokens. The reference KL is part of the reward in RLOO; apart from
+    rounding, TROLL does not change it. With `trust_region="penalty"`, the regression acts alone, on an unlimited ratio.
 
     [`~troll_trl.trainers.troll_trainer.TrollTrainer`] says what TROLL changes,
     [`~troll_trl.resilience.guard.GuardedTrainer`] skips updates with a NaN, and

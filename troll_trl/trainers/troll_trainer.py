@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -26,7 +26,7 @@ from troll_trl.trainers.sharding import keep_output_dtypes
 from troll_trl.trainers.start_lines import describe_run
 from troll_trl.trainers.vllm import check_vllm, explain_lost_server
 from troll_trl.trust_region.regions import TrustRegion
-from troll_trl.trust_region.sparse import SparseDistribution, Support, trimmed
+from troll_trl.trust_region.sparse import Support, trimmed
 
 logger = get_logger(__name__)
 
@@ -40,7 +40,7 @@ class _Rollout:
 
     awaits_old_policy: bool  # whether TRL's next pass scores the old policy
     log_probs: torch.Tensor | None = None  # (B, C), of the sampled tokens; NaN if unknown
-    sparse: SparseDistribution | None = None  # (B, C, K), with a support
+    columns: dict[str, torch.Tensor] = field(default_factory=dict)  # of the old policy, for the rollout batch
 
 
 class TrollTrainer(MendedTRL):
@@ -49,15 +49,15 @@ class TrollTrainer(MendedTRL):
 
     In a run, TRL and the Trainer call, in this order:
 
-    - `__init__`, which makes the trust region, the support and the metrics, and in TRL's part of it
+    - `__init__`, which makes the support and the metrics, and in TRL's part of it
       `create_accelerator_and_postprocess`, which keeps the dtype of the model's outputs;
     - `train`, which adds the callback of the adaptive learning rate;
     - for each generation batch, here a *rollout batch*, `_generate_and_score_completions`, which adds the old policy to
-      the batch. While it runs, `_scoring` is a `_Rollout`, and TRL calls
+      the batch, if `_keeps_old_policy`. While it runs, `_scoring` is a `_Rollout`, and TRL calls
         - `_generate`: with an `engine_policy`, the engine's answers are kept;
         - `_get_per_token_logps_and_entropies` for the old policy, and again for a reference model;
-    - for each micro-batch, `compute_loss`, and in it `_compute_loss`. While TRL's `_compute_loss` runs, `_scoring` is
-      the copy of the micro-batch that TRL reads, a `LossInputs`, and TRL calls
+    - for each micro-batch, `compute_loss`, and in it `_compute_loss`. If the batch has an old policy, `_scoring` is the
+      copy of the micro-batch that TRL reads, a `LossInputs`, while TRL's `_compute_loss` runs. TRL calls
         - `_get_per_token_logps_and_entropies` for the policy, which changes what TRL then reads from the copy:
           [`~troll_trl.trainers.loss`] says how and why;
     - for each log line, `log`, and for each evaluation, `evaluation_loop`.
@@ -136,7 +136,7 @@ class TrollTrainer(MendedTRL):
             self.add_callback(self.adaptive_rate)  # here, since it must follow the guard's callback
         return super().train(*args, **kwargs)
 
-    # -- What a trainer defines, from options that TRL, too, reads anew for each rollout ------------------------------
+    # -- What a trainer defines. Properties, since TRL, too, reads its options anew for each rollout ------------------
 
     @property
     def _ratio(self) -> Ratio:
@@ -149,9 +149,14 @@ class TrollTrainer(MendedTRL):
         raise NotImplementedError
 
     @property
+    def _corrects_engine(self) -> bool:
+        """Whether TRL multiplies the loss by the ratio of the trainer's probabilities to vLLM's."""
+        return False
+
+    @property
     def _keeps_old_policy(self) -> bool:
         """Whether rollout batches keep an old policy. If not, every update uses fresh completions: π = p."""
-        raise NotImplementedError
+        return self._corrects_engine or not self.args.trust_region_idle
 
     def _keep_engine_policy(self, engine_policy: EnginePolicy, *generated: Any) -> None:
         """Have `engine_policy` keep what TRL's `_generate` returned."""
@@ -171,10 +176,7 @@ class TrollTrainer(MendedTRL):
             self._metrics[self._mode]["troll/unscored_tokens"].append(unknown)
         elif self._keeps_old_policy:
             self._check_old_policy(rollout.log_probs, batch)
-            if (old := rollout.sparse) is None:
-                batch[OLD_LOG_PROBS] = rollout.log_probs  # RLOO keeps only their sum over a completion
-            else:
-                batch |= {TOKEN_IDS: old.token_ids, SPARSE_LOG_PROBS: old.log_probs}
+            batch |= rollout.columns
         return batch
 
     def _check_old_policy(self, log_probs: torch.Tensor | None, batch: dict[str, Any]) -> None:
@@ -203,7 +205,7 @@ class TrollTrainer(MendedTRL):
         trl = super()._get_per_token_logps_and_entropies
 
         def score(scored_by: Callable) -> Scores:
-            # Outside of a `SparseModel`, so that the check of its head sees the positions, too
+            # Around a `SparseModel`, since the check of its head must see the positions, too
             scored_by = with_positions(scored_by) if self._needs_positions else scored_by
             return trl(scored_by, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
 
@@ -224,17 +226,20 @@ class TrollTrainer(MendedTRL):
             return rollout.log_probs.nan_to_num(0.0), None, None  # TRL reads no entropies and no MoE loss here
         if self.support is None or not self._keeps_old_policy:
             scores = score(model)
+            rollout.columns = {OLD_LOG_PROBS: scores[0]}  # RLOO keeps only their sum over a completion
         else:
             size, tail_mass = self.support.size, self.support.tail_mass
             sparse = SparseModel(model, length, self._check_head, support_size=size, tail_mass=tail_mass)
             scores = score(sparse)
-            rollout.sparse = trimmed(sparse.take_distributions())
+            old = trimmed(sparse.take_distributions())
+            rollout.columns = {TOKEN_IDS: old.token_ids, SPARSE_LOG_PROBS: old.log_probs}
         rollout.log_probs = scores[0]
         rollout.awaits_old_policy = False
         return scores
 
     def _score_reference(self, score: Callable, model: Callable, rollout: _Rollout) -> Scores:
-        """Score a rollout with a reference model, and remove differences from the old policy that are only rounding."""
+        """Score a rollout with a reference model. Remove differences from the old policy that are only rounding, and
+        numbers of tokens whose old policy is unknown."""
         log_probs, *others = score(model)
         old = rollout.log_probs
         if old is not None and old.shape == log_probs.shape:  # a subclass may score other completions meanwhile

@@ -222,17 +222,12 @@ def load_trust_region(path: str, config: Any) -> TrustRegion:
     try:
         named = imported(path)
         trust_region = named if isinstance(named, TrustRegion) else _made_by(named, config)
-        if isinstance(trust_region, TrustRegion):
-            _check_methods(trust_region)
+        _check_methods(trust_region)
     except (Exception, SystemExit) as error:  # name the option, whatever the user's code raises
         raise ValueError(
             f"`trust_region` names {path!r}, which gives no trust region: {type(error).__name__}: {error}. Give the "
             "import path of a troll_trl.TrustRegion, such as my_lib.MyRegion."
         ) from error
-    if not isinstance(trust_region, TrustRegion):
-        raise ValueError(
-            f"`trust_region` names {path!r}, which makes {trust_region!r}. It must make a troll_trl.TrustRegion."
-        )
     return trust_region
 
 
@@ -244,7 +239,9 @@ def _made_by(maker: Any, config: Any) -> Any:
 
 
 def _check_methods(trust_region: TrustRegion) -> None:
-    """Raise a `TypeError` unless the trust region can be called and described, before a model is loaded."""
+    """Raise a `TypeError` unless this is a trust region that can be called and described, before a model is loaded."""
+    if not isinstance(trust_region, TrustRegion):
+        raise TypeError(f"it makes {trust_region!r}")
     if type(trust_region).__call__ is TrustRegion.__call__:
         raise TypeError(f"{type(trust_region).__name__} has no `__call__(self, policy, old, advantages)`")
     inspect.signature(trust_region).bind("policy", "old", "advantages")

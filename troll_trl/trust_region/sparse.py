@@ -44,7 +44,7 @@ class SparseDistribution:
     @staticmethod
     def log_probs_on_support(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         """
-        Log-probabilities of other logits on a given support, differentiable. The dense reference of the sparse head.
+        Log-probabilities of logits on a given support, differentiable. The dense reference of the sparse head.
 
         Args:
             logits (`torch.Tensor` of shape `(..., V)`):
