@@ -150,10 +150,10 @@ def ratio_rows(groups: Mapping[str, Group]) -> Iterator[list[str]]:
             name = f"(f) success of {ours} 2x4, adaptive from {start:g}, over its best fixed rate, {task}"
             yield ratio_row(name, kept([pair]), lambda value: value.value >= 0.85)
     saves = lambda value: value.value >= 2 and value.low > 1.5
-    for ours, kind in product((*OURS, "TROLL 8x4", "binary penalty 8x4", RIVAL, DEFAULT), (RARE, COMMON)):
-        name = f"(g) completions of TRL's default, to 80 % of its success with 8,192, over those of {ours}, {kind}"
-        stated = saves if (ours, kind) == ("TROLL", RARE) else None
-        yield ratio_row(name, saving(pairs_of(groups[kind], ours, LARGEST)), stated)
+    # On a common task, the start already has 80 % of the final success
+    for ours in (*OURS, "TROLL 8x4", "binary penalty 8x4", RIVAL, DEFAULT):
+        name = f"(g) completions of TRL's default, to 80 % of its success with 8,192, over those of {ours}, rare"
+        yield ratio_row(name, saving(pairs_of(groups[RARE], ours, LARGEST)), saves if ours == "TROLL" else None)
 
 
 def chosen_table(groups: Mapping[str, Group]) -> str:

@@ -73,8 +73,7 @@ def test_statements_at_the_best_setting_of_the_choosing_seeds(groups, monkeypatc
     assert at("(f)") == [[*share] for share in shares for _ in TASKS]
     # 80 % of 0.60 after 6,554 completions; on lines to 0.55, 0.56, 0.53 and 0.40 after 1,787, 1,755, 1,855 and never
     reached = ["3.67"], ["3.73"], ["3.67"], ["3.73"], ["3.53"], ["0.00"]
-    rows_of_g = [row for row in reached for _ in ("rare", "common")]
-    assert at("(g)") == [["3.67", "holds"], *rows_of_g[1:]]
+    assert at("(g)") == [["3.67", "holds"], *reached[1:]]
 
 
 def test_a_ratio_is_a_mean_over_tasks_and_an_interval_draws_their_seeds():
@@ -105,7 +104,7 @@ def test_the_chosen_cells_are_a_study(groups, tmp_path):
     content = yaml.safe_load((ROOT / "evidence" / "reuse.yaml").read_text())
     content["studies"]["test"]["cells"] = yaml.safe_load("\n".join(chosen_cells(groups)))
     (tmp_path / "reuse.yaml").write_text(yaml.safe_dump(content))
-    runs = [run for run, studies in read_grid(tmp_path / "reuse.yaml").runs().items() if studies == ["test"]]
+    runs = [run for run, studies in read_grid(tmp_path / "reuse.yaml").runs().items() if "test" in studies]
     chosen = {(run.method, *dict(run.varied).values()) for run in runs if run.task == "label-2" and run.seed == 112}
     assert chosen == {
         ("trl-8192", 1e-4, 1, 1), ("trl-16", 1e-4, 1, 1), ("troll", 4e-4, 4, 8), ("troll", 4e-4, 4, 2),
