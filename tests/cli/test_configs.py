@@ -80,6 +80,12 @@ def test_a_rollout_batch_serves_eight_updates(parse, name, processes, flags, com
     assert args.generation_batch_size == completions
 
 
+def test_the_recipe_with_reuse_makes_as_many_updates_from_a_quarter_of_the_completions(parse):
+    without, reuse = (parse(f"qwen3-0.6b/gsm8k-{name}", 1)[1] for name in ("one-gpu", "reuse"))
+    assert reuse.updates_per_rollout_batch == 4 * without.updates_per_rollout_batch == 32
+    assert (reuse.max_steps, reuse.generation_batch_size) == (without.max_steps, without.generation_batch_size)
+
+
 @pytest.mark.parametrize(("name", "kind"), [("ddp", "MULTI_GPU"), ("fsdp2", "FSDP"), ("zero3", "DEEPSPEED")])
 def test_accelerate_reads_its_files(name, kind):
     config = load_config_from_file(str(CONFIGS / "accelerate" / f"{name}.yaml"))
