@@ -7,11 +7,10 @@ from typing import Any
 # The training configs have the same text
 DEFAULT_INSTRUCTION = "Let's think step by step and put the final answer in \\boxed{}."
 
-# A sample depends on these, and on its problem
+# A sample depends on these, on its problem and on its number
 SAMPLING_SETTINGS = (
     "model",
     "revision",
-    "n",
     "temperature",
     "top_p",
     "top_k",
