@@ -4,9 +4,12 @@ import functools
 import gc
 import importlib.metadata
 
+import torch
+
 from tests.kernels.interpreter import round_as_a_gpu
 from troll_trl.kernels.dispatch import INTERPRETED
 
+torch.set_num_threads(1)  # as under `make`: some tests compare with a process of one thread, bit for bit
 if INTERPRETED:
     round_as_a_gpu()
 
