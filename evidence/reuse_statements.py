@@ -30,7 +30,7 @@ LEGEND = (
     "Made by `python -m evidence.reuse_statements`. Success in percent, differences in points, over the test seeds "
     "that have run, in the setting that seeds 110 and 111 chose for each task. Tasks have equal weight, pairs share "
     "seed and initial model, intervals are 95 % and resample seeds within tasks, and p flips the signs of the "
-    "differences. A place without runs is empty."
+    "differences. In (g), 0 means that on one task, a method never got there. A place without runs is empty."
 )
 Pairs = list[tuple[Cell, Cell]]  # for each task, the runs of two methods
 

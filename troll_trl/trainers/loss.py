@@ -18,7 +18,7 @@ changes a copy of the micro-batch, [`LossInputs`], in four steps. Each step is a
 
 1. [`bound`] calls the trust region: the policy's `log p(a)` becomes `log π(a)` (the projection changes it), and there
    may be an `R` (projection and penalty) and a `w` (mask). A penalty and a mask leave `log p(a)` as it is.
-2. [`limit_log_ratio`] shifts `log q(a)` to limit `log r`, so that `R/r` and `w·r` stay in float32's range.
+2. [`limit_log_ratio`] shifts `log q(a)` if `log r` exceeds a limit. Beyond it, `R/r` or `w·r` could overflow.
 3. [`change_advantages`] gives `w·A − α·R/r`, with the `r` that step 2 has limited.
 4. [`change_reference`] makes the reference KL refer to the policy. TRL computes `d = ref − log π(a)`, and from `d` the
    estimate `k(d) = exp(d) − d − 1`. With `log π(a) + ref − log p(a)` in place of `ref`, `d` is `ref − log p(a)`. With
