@@ -34,8 +34,8 @@ def check_head(
 
     The head multiplies the last hidden states by the matrix of the model's LM head, and transforms the logits as the
     configs of known families specify. If a family transforms its logits in another way, or a kernel is wrong on a new
-    device, the run would train on wrong numbers without any other sign. Every rank must call this. Return whether there
-    was anything to compare.
+    device, the run would train on wrong numbers without any other sign. Every rank must call this. Return whether this
+    rank had anything to compare.
 
     Args:
         model (`torch.nn.Module`):

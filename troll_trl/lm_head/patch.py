@@ -19,7 +19,7 @@ from troll_trl.lm_head.families import check_parts, logit_transform, name_expert
 from troll_trl.lm_head.sparse_log_probs import SparseLogProbs
 from troll_trl.lm_head.support_selection import select_support
 from troll_trl.trust_region import DEFAULT_TAIL_MASS
-from troll_trl.trust_region.sparse import UNUSED, check_range, check_support_options, nothing_kept
+from troll_trl.trust_region.sparse import UNUSED, check_range, check_support_options, rest_alone
 
 IGNORED_LABEL = -100
 
@@ -206,7 +206,7 @@ def _head(
             log_probs, entropy = SparseLogProbs.apply(
                 hidden, weight, bias, token_ids, transform, maybe_gather_lm_head_ctx
             )
-    nothing = nothing_kept(log_probs.shape[1], log_probs.device).expand(*shape, -1)
+    nothing = rest_alone(log_probs.shape[1], log_probs.device).expand(*shape, -1)
     return SparseCausalLMOutput(
         log_probs=_scatter(log_probs[:, 0], outputs, log_probs.new_zeros(shape)),
         entropy=_scatter(entropy, outputs, entropy.new_zeros(shape)),

@@ -88,7 +88,9 @@ class AdaptiveLearningRate(TrainerCallback):
         self.sums += torch.stack([kl.sum(), (kl * kl).sum(), mask.sum(), learning.sum()])
 
     def on_train_begin(self, args, state, control, lr_scheduler=None, **kwargs):
-        self.sums.zero_()  # an earlier call may have ended in the middle of an update, and of a rollout batch
+        # An earlier call may have ended in the middle of an update, and of a rollout batch. A resumed run loads its
+        # state after this, at its first epoch
+        self.sums.zero_()
         self.begin_batch()
         if stepper := steps_in_backward(args, self.trainer.accelerator):
             raise ValueError(
@@ -116,7 +118,8 @@ class AdaptiveLearningRate(TrainerCallback):
         rates = [self.factor * rate * share(steps) for rate, share in scheduled]
         lr_scheduler._last_lr = rates  # what the Trainer logs
         if is_taken:
-            # After this step, the scheduler computes the next scheduled rates anew, so a checkpoint has no factor in it
+            # After this step, the scheduler computes the next scheduled rates anew, so a checkpoint has no factor in
+            # it. After a skipped update, the scheduler does not step, and the factor would stay
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
         micro_batches = args.steps_per_generation * self.trainer.num_iterations  # of a rollout batch
@@ -153,8 +156,8 @@ class AdaptiveLearningRate(TrainerCallback):
         # Only at the batch's last update can all of its updates have been measured
         was_measured = self.taken == self.updates and self.learning >= LEARNING_SHARE * self.tokens
         if warmed_up and was_measured and self.largest < LOW:
-            room = LOW / max(self.largest, LOW / MOST_GROWTH**2)
-            self.factor *= max(math.sqrt(room), LEAST_GROWTH)
+            growth = math.sqrt(LOW / self.largest) if self.largest > 0 else MOST_GROWTH
+            self.factor *= min(max(growth, LEAST_GROWTH), MOST_GROWTH)
         self.factor = min(max(self.factor, SMALLEST), LARGEST)
 
     def metrics(self) -> dict[str, float]:

@@ -26,7 +26,7 @@ from troll_trl.compat import refuse_missing
 from troll_trl.kernels.support import mass_rule
 from troll_trl.trainers.columns import OLD_LOG_PROBS, SPARSE_LOG_PROBS, TOKEN_IDS
 from troll_trl.trainers.vllm import check_server, server_url
-from troll_trl.trust_region.sparse import UNUSED, SparseDistribution, Support, keep_nothing, trimmed
+from troll_trl.trust_region.sparse import UNUSED, SparseDistribution, Support, move_to_rest, trimmed
 
 logger = get_logger(__name__)
 
@@ -127,7 +127,7 @@ class EnginePolicy:
         log_probs = torch.cat([own, others.masked_fill(dropped, -torch.inf), rest], -1)
         unused = torch.cat([~scored.unsqueeze(-1), dropped | ~kept.unsqueeze(-1)], -1)
         token_ids = old.token_ids.masked_fill(unused, UNUSED)
-        return trimmed(SparseDistribution(token_ids, keep_nothing(log_probs, ~kept).float()))
+        return trimmed(SparseDistribution(token_ids, move_to_rest(log_probs, ~kept).float()))
 
 
 def ask_for_likely_tokens(generation: Any, policy: "EnginePolicy") -> None:

@@ -33,11 +33,12 @@ class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
         super().__init__(*args, **kwargs)
         if self.rollout_func is not None:
             self.rollout_func = checked_rollouts(self.rollout_func, self._corrects_engine)
-        # On the instance, since a subclass may have a mask of its own
+        # On the instance, since a subclass may have a mask of its own. TRL calls it in its loss, after the scoring pass
         self.get_off_policy_mask = partial(self._mask_by_policy, self.get_off_policy_mask)
 
     @property
-    def _corrects_engine(self):
+    def _corrects_engine(self) -> bool:
+        """Whether TRL multiplies the loss by the ratio of the trainer's probabilities to vLLM's."""
         return bool(self.use_vllm and self.vllm_importance_sampling_correction)
 
     @property
@@ -50,20 +51,20 @@ class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
 
     def _mask_by_policy(self, get_off_policy_mask: Callable[..., torch.Tensor], **inputs) -> torch.Tensor:
         """Call TRL's or a subclass's `get_off_policy_mask`, which measures the policy, with the numbers from before the
-        trust region changed them."""
+        trust region changed them. An idle trust region changes none."""
         if isinstance(scored := self._scoring, LossInputs):
             unbounded = scored.unbounded
             inputs |= {"per_token_logps": scored.log_probs, "advantages": unbounded["advantages"]}
             inputs["sampling_per_token_logps"] = unbounded.get("sampling_per_token_logps", unbounded[OLD_LOG_PROBS])
         return get_off_policy_mask(**inputs)
 
-    def _keep_engine_policy(self, engine_policy, _prompts, completion_ids, tool_mask, _completions, log_probs, *_):
+    def _engine_answers(self, engine_policy, _prompts, completion_ids, tool_mask, _completions, log_probs, *_):
         if log_probs is None:
             raise ValueError(
                 "`rollout_func` returned no `logprobs`, and with `old_policy='engine'` they are the old policy. Return "
                 "those that `trainer.vllm_generation.generate` gives, or use `old_policy='trainer'`."
             )
-        engine_policy.keep(completion_ids, log_probs, tool_mask)
+        return completion_ids, log_probs, tool_mask
 
 
 class TrollGRPOTrainer(GuardedTrainer, CheckpointedTrainer, TrustRegionGRPO):

@@ -35,27 +35,31 @@ import torch
 from troll_trl.trainers.columns import OLD_LOG_PROBS
 from troll_trl.trust_region import HIGHEST_LOG_RATIO, LOWEST_LOG_RATIO, ROUNDING
 from troll_trl.trust_region.regions import TrustRegion, TrustRegionOutput, apply_trust_region
-from troll_trl.trust_region.sparse import keep_nothing
+from troll_trl.trust_region.sparse import move_to_rest
 
 _NEWTON_STEPS = 4  # from the first guess of `rescale_kl` to float32's digits
 
 
 class LossInputs(dict):
     """A copy of a micro-batch for TRL's loss. It is a copy, because with `num_iterations`, TRL reads the micro-batch
-    itself again."""
+    itself again. It lacks the advantages until [`change_inputs`] adds the changed ones."""
 
     def __init__(self, inputs: Mapping[str, Any]):
         super().__init__(inputs)
+        self.advantages: torch.Tensor = self.pop("advantages")  # (B,) or (B, C), of the micro-batch
         self.mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()  # (B, C), tokens of the loss
-        # Once TRL has scored the policy: its own log p(a) (B, C), without gradient, and the columns before the four
-        # steps, with the advantages as (B, 1) or (B, C)
+        # Once TRL has scored the policy: its own log p(a) (B, C), without gradient, and the columns that the four steps
+        # change, as they were before
         self.log_probs: torch.Tensor | None = None
         self.unbounded: dict[str, Any] = {}
-        self.advantages_are_read = False  # whether TRL's loss has read the changed advantages
 
-    def __getitem__(self, name: str) -> Any:
-        self.advantages_are_read |= name == "advantages" and self.log_probs is not None
-        return super().__getitem__(name)
+    def __missing__(self, name: str) -> Any:
+        if name == "advantages":
+            raise RuntimeError(
+                "TRL's loss reads the advantages before it has scored the policy, so nothing would bound the policy. "
+                "Install a tested version of TRL."
+            )
+        raise KeyError(name)
 
 
 class Ratio(Enum):
@@ -96,10 +100,10 @@ def change_inputs(
     Return `log π(a)` `(B, C)` and the `token_stats` of `trust_region`. If `policy` or `old` has a NaN at a token of the
     loss, `log π(a)` is NaN there, so that a guard skips the update.
     """
-    mask = inputs.mask
     # A token with NaN does not reach the trust region: `project` would raise on one rank, while the others wait
-    live = mask & ~(policy.detach().isnan() | old.isnan()).any(-1)  # (B, C)
-    unbounded = inputs | masked_columns(inputs, live)
+    live = inputs.mask & ~(policy.detach().isnan() | old.isnan()).any(-1)  # (B, C)
+    unbounded = {**inputs, "advantages": inputs.advantages}
+    unbounded |= masked_columns(unbounded, live)
     advantages = unbounded["advantages"].reshape(len(live), -1)  # (B, 1) or (B, C): `(B,)` would broadcast over tokens
     unbounded["advantages"] = advantages
     log_p = policy[..., 0].masked_fill(~live, 0.0)
@@ -108,23 +112,23 @@ def change_inputs(
     bounded = bound(trust_region, policy, old, advantages, live)
     if bounded.weight is not None and ratio is Ratio.SUM:
         raise ValueError(
-            f"`trust_region`: {type(trust_region).__name__} gives a `weight` for each token, but this trainer's ratio "
-            "and advantage belong to a whole completion. Use it in GRPO."
+            f"`trust_region`: {type(trust_region).__name__} gives a `weight` for each token, but this trainer's "
+            "loss has one advantage for a whole completion. Use it in GRPO."
         )
     log_pi = bounded.log_probs
-    limited_log_q = limit_log_ratio(bounded, log_q, mask, ratio)
+    limited_log_q = limit_log_ratio(bounded, log_q, live, ratio)
     changed = {
         ratio.old_column: limited_log_q,
-        "advantages": change_advantages(advantages, bounded, limited_log_q, mask, ratio, args.regression_coef),
+        "advantages": change_advantages(advantages, bounded, limited_log_q, live, ratio, args.regression_coef),
     }
-    if (ref := unbounded.get("ref_per_token_logps")) is not None:
+    if (ref := unbounded.get("ref_per_token_logps")) is not None:  # never in RLOO, whose reward has the reference KL
         log_scale = None
         if args.use_bias_correction_kl:
-            log_scale = ratio.log(log_p, log_q, mask) - ratio.log(log_pi, limited_log_q, mask)
+            log_scale = ratio.log(log_p, log_q, live) - ratio.log(log_pi, limited_log_q, live)
         changed["ref_per_token_logps"] = change_reference(ref, log_p, log_pi, log_scale)
     inputs.update(unbounded | changed)
     inputs.log_probs, inputs.unbounded = log_p.detach(), unbounded
-    return log_pi.masked_fill(mask & ~live, math.nan), bounded.token_stats
+    return log_pi.masked_fill(inputs.mask & ~live, math.nan), bounded.token_stats
 
 
 def masked_columns(inputs: Mapping[str, Any], live: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -149,7 +153,7 @@ def bound(
             f"The model's log-probabilities are {policy.dtype}, not float32: a wrapper of the model casts its "
             "outputs. Make the wrapper keep the dtype."
         )
-    bounded = apply_trust_region(trust_region, keep_nothing(policy, ~live), keep_nothing(old, ~live), advantages)
+    bounded = apply_trust_region(trust_region, move_to_rest(policy, ~live), move_to_rest(old, ~live), advantages)
     return TrustRegionOutput(
         bounded.log_probs.masked_fill(~live, 0.0),
         None if bounded.regression is None else bounded.regression.masked_fill(~live, 0.0),
@@ -216,8 +220,9 @@ def rescale_kl(log_ref_ratio: torch.Tensor, log_scale: torch.Tensor) -> torch.Te
     Return `d'` `(B, C)` with `k(d') = exp(log_scale)·k(d)`, for `k(d) = exp(d) − d − 1`, `d = log_ref_ratio` `(B, C)`
     and `log_scale` `(B, C)` or `(B, 1)`.
 
-    `d'` has the sign of `d`. Newton's method on `k(d') − target` starts beyond the solution on that side, where it
-    cannot overshoot, since `k` is convex. The slope is `k'(d') = exp(d') − 1`, so by the implicit function theorem, the
+    `d'` has the sign of `d`. Newton's method on `k(d') − T` starts beyond the solution on that side, where it cannot
+    overshoot, since `k` is convex: with `x = √(2T)`, the starts are `log(1 + T + x)` and `−(T + x)`, and
+    `e^x ≥ 1 + x + x²/2` and `e^(−x−x²/2) ≥ 1 − x` make `k ≥ T` there. The slope is `k'(d') = exp(d') − 1`, so by the implicit function theorem, the
     gradient is `∇d' = ∇(exp(log_scale)·k(d)) / (exp(d') − 1)`.
     """
     k = lambda d: d.expm1() - d

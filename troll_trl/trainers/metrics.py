@@ -34,7 +34,7 @@ class TrollMetrics:
         mask = mask.bool()
         # `where`, because an index would wait for the device
         values = {name: torch.where(mask, x.detach().to(self._sums.dtype), 0.0) for name, x in token_stats.items()}
-        self.add_idle(mask)
+        self._count(mask)
         self._is_idle = False
         if names := self._names[2:]:
             self._sums[2:] += torch.stack([values[name].sum() for name in names])
@@ -44,9 +44,12 @@ class TrollMetrics:
 
     def add_idle(self, mask: torch.Tensor) -> None:
         """Count a micro-batch `(B, C)` of an idle run: policy and old policy are equal, so all divergences are 0."""
+        self._count(mask)
+        self._is_idle = True
+
+    def _count(self, mask: torch.Tensor) -> None:
         self._sums[0] += 1
         self._sums[1] += mask.sum()
-        self._is_idle = True
 
     def state_dict(self) -> dict[str, dict[str, float]]:
         """What this rank has counted since the last [`pop`]."""

@@ -53,7 +53,7 @@ class TrollTrainer(MendedTRL):
       `create_accelerator_and_postprocess`, which keeps the dtype of the model's outputs;
     - `train`, which adds the callback of the adaptive learning rate;
     - for each generation batch, here a *rollout batch*, `_generate_and_score_completions`, which adds the old policy to
-      the batch, if `_keeps_old_policy`. While it runs, `_scoring` is a `_Rollout`, and TRL calls
+      the batch, unless the trust region is idle. While it runs, `_scoring` is a `_Rollout`, and TRL calls
         - `_generate`: with an `engine_policy`, the engine's answers are kept;
         - `_get_per_token_logps_and_entropies` for the old policy, and again for a reference model;
     - for each micro-batch, `compute_loss`, and in it `_compute_loss`. If the batch has an old policy, `_scoring` is the
@@ -74,7 +74,8 @@ class TrollTrainer(MendedTRL):
 
     _config_class: type[TrollOptions]
     _name: str
-    # For a `CheckpointedTrainer`
+    # A `CheckpointedTrainer` saves and restores the state of these, and on another number of ranks the first rank's state
+    # of those that are equal on all ranks
     stateful: ClassVar[tuple[str, ...]] = ("troll_metrics", "guard", "adaptive_rate")
     equal_on_ranks: ClassVar[tuple[str, ...]] = ("adaptive_rate",)
     guard: Any = None  # a `GuardedTrainer` has one, which tells the adaptive rate whether an update was skipped
@@ -113,7 +114,7 @@ class TrollTrainer(MendedTRL):
             self.engine_policy = EnginePolicy(self.accelerator, self.vllm_generation, self.support, args)
         self._scoring: _Rollout | LossInputs | None = None
         self._head_is_checked = False
-        self._loss_is_bounded = False  # whether the last loss was computed by `_compute_loss` below
+        self._called_compute_loss = False  # whether a subclass's loss, if it has one, called ours
         describe_run(self, base_model)
 
     def _own_config(self, model: Any, args: Any) -> Any:
@@ -133,10 +134,11 @@ class TrollTrainer(MendedTRL):
 
     def train(self, *args, **kwargs):
         if self.adaptive_rate is not None and self.adaptive_rate not in self.callback_handler.callbacks:
-            self.add_callback(self.adaptive_rate)  # here, since it must follow the guard's callback
+            # Here, since it must follow the guard's callback, which `GuardedTrainer.__init__` adds after ours
+            self.add_callback(self.adaptive_rate)
         return super().train(*args, **kwargs)
 
-    # -- What a trainer defines. Properties, since TRL, too, reads its options anew for each rollout ------------------
+    # -- What a trainer defines, from its present options, since TRL, too, reads them anew for each rollout -----------
 
     @property
     def _ratio(self) -> Ratio:
@@ -148,18 +150,8 @@ class TrollTrainer(MendedTRL):
         """Whether TRL scores a rollout with the current weights, before it scores a reference."""
         raise NotImplementedError
 
-    @property
-    def _corrects_engine(self) -> bool:
-        """Whether TRL multiplies the loss by the ratio of the trainer's probabilities to vLLM's."""
-        return False
-
-    @property
-    def _keeps_old_policy(self) -> bool:
-        """Whether rollout batches keep an old policy. If not, every update uses fresh completions: π = p."""
-        return self._corrects_engine or not self.args.trust_region_idle
-
-    def _keep_engine_policy(self, engine_policy: EnginePolicy, *generated: Any) -> None:
-        """Have `engine_policy` keep what TRL's `_generate` returned."""
+    def _engine_answers(self, engine_policy: EnginePolicy, *generated: Any) -> tuple[Any, Any, Any]:
+        """Return the arguments of `engine_policy.keep`, from what TRL's `_generate` returned."""
         raise NotImplementedError
 
     # -- Rollout: record the old policy -----------------------------------------------------------------------------
@@ -174,7 +166,7 @@ class TrollTrainer(MendedTRL):
         if self.engine_policy is not None:
             unknown = self.engine_policy.add_to(batch)
             self._metrics[self._mode]["troll/unscored_tokens"].append(unknown)
-        elif self._keeps_old_policy:
+        elif not self.args.trust_region_idle:
             self._check_old_policy(rollout.log_probs, batch)
             batch |= rollout.columns
         return batch
@@ -183,7 +175,7 @@ class TrollTrainer(MendedTRL):
         """Raise a `RuntimeError` unless TRL's ratio divides by the recorded `log_probs` `(B, C)`."""
         if log_probs is not None:
             recorded = self._ratio.old_from(log_probs, batch["completion_mask"])
-            if torch.equal(recorded.nan_to_num(), batch[self._ratio.old_column].nan_to_num()):
+            if torch.allclose(recorded, batch[self._ratio.old_column], rtol=0, atol=0, equal_nan=True):
                 return
         raise RuntimeError(
             "The first log-probabilities that were computed in this rollout are not those that TRL's ratio "
@@ -194,7 +186,7 @@ class TrollTrainer(MendedTRL):
     def _generate(self, *args, **kwargs):
         generated = super()._generate(*args, **kwargs)
         if self.engine_policy is not None:
-            self._keep_engine_policy(self.engine_policy, *generated)
+            self.engine_policy.keep(*self._engine_answers(self.engine_policy, *generated))
         return generated
 
     # -- Score a rollout, with its policy or a reference, or the policy in a loss -----------------------------------
@@ -224,9 +216,11 @@ class TrollTrainer(MendedTRL):
             rollout.log_probs = self.engine_policy.log_probs(length)
             rollout.awaits_old_policy = False
             return rollout.log_probs.nan_to_num(0.0), None, None  # TRL reads no entropies and no MoE loss here
-        if self.support is None or not self._keeps_old_policy:
+        if self.args.trust_region_idle:  # TRL needs the scores, and no trust region needs an old policy
             scores = score(model)
-            rollout.columns = {OLD_LOG_PROBS: scores[0]}  # RLOO keeps only their sum over a completion
+        elif self.support is None:
+            scores = score(model)
+            rollout.columns = {OLD_LOG_PROBS: scores[0]}
         else:
             size, tail_mass = self.support.size, self.support.tail_mass
             sparse = SparseModel(model, length, self._check_head, support_size=size, tail_mass=tail_mass)
@@ -238,29 +232,31 @@ class TrollTrainer(MendedTRL):
         return scores
 
     def _score_reference(self, score: Callable, model: Callable, rollout: _Rollout) -> Scores:
-        """Score a rollout with a reference model. Remove differences from the old policy that are only rounding, and
-        numbers of tokens whose old policy is unknown."""
+        """Score a rollout with a reference model. RLOO's reward has the reference's difference from the old policy, so
+        remove differences that are only rounding, and numbers of tokens whose old policy is unknown."""
         log_probs, *others = score(model)
         old = rollout.log_probs
-        if old is not None and old.shape == log_probs.shape:  # a subclass may score other completions meanwhile
-            log_probs = ignore_rounding(log_probs, old)
-            # A token whose old policy is unknown is not in the loss. TRL has 0 for it, and with 0 here, too, it adds
-            # nothing to the KL in RLOO's reward
-            log_probs = log_probs.masked_fill(old.isnan(), 0.0)
+        # GRPO scores no old policy if it is equal to the policy. A subclass may score other completions meanwhile
+        if old is not None and old.shape == log_probs.shape:
+            # A token whose old policy is unknown has 0 in TRL's old policy, so 0 here adds nothing to the reward
+            log_probs = ignore_rounding(log_probs, old).masked_fill(old.isnan(), 0.0)
         return log_probs, *others
 
     def _check_head(self, model: Callable, model_inputs: dict[str, Any], length: int) -> None:
         """Compare the sparse head with the model's own logits and gradients, at the head's first pass over tokens."""
         assert self.support is not None
         if not self._head_is_checked:
-            self._head_is_checked = check_head(model, model_inputs, length, self.support.size, self.args.temperature)
+            has_compared = check_head(model, model_inputs, length, self.support.size, self.args.temperature)
+            # On all ranks or on none: a check is two passes of the model, which sharded weights need on every rank
+            counts = torch.tensor(float(has_compared), device=self.accelerator.device)
+            self._head_is_checked = self.accelerator.reduce(counts, reduction="sum").item() > 0
 
     # -- Loss: TRL's, on changed inputs -----------------------------------------------------------------------------
 
     def compute_loss(self, model, inputs, *args, **kwargs):
-        self._loss_is_bounded = False
+        self._called_compute_loss = False
         loss = super().compute_loss(model, inputs, *args, **kwargs)
-        if not self._loss_is_bounded:
+        if not self._called_compute_loss:  # not an error: it may be a loss without a ratio
             logger.warning_once(
                 f"{type(self).__name__}._compute_loss does not call `super()._compute_loss(model, inputs)`: its loss "
                 "has no trust region, and nothing limits its ratios."
@@ -268,8 +264,8 @@ class TrollTrainer(MendedTRL):
         return loss
 
     def _compute_loss(self, model, inputs):
-        self._loss_is_bounded = True
-        if not self._keeps_old_policy:
+        self._called_compute_loss = True
+        if self.args.trust_region_idle:
             mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()
             self.troll_metrics[self._mode].add_idle(mask)
             return super()._compute_loss(model, inputs)
@@ -281,15 +277,9 @@ class TrollTrainer(MendedTRL):
             )
         self._scoring = inputs = LossInputs(inputs)
         try:
-            loss = super()._compute_loss(model, inputs)
+            return super()._compute_loss(model, inputs)
         finally:
             self._scoring = None
-        if not inputs.advantages_are_read:
-            raise RuntimeError(
-                "TRL's loss has not scored the policy, or has not read its advantages after that, "
-                "so nothing bounds the policy. Install a tested version of TRL."
-            )
-        return loss
 
     def _score_policy(self, score: Callable, model: Callable, length: int, inputs: LossInputs) -> Scores:
         """Score the policy in a loss. Return the bounded policy's `log π(a)` `(B, C)` in place of `log p(a)`, and

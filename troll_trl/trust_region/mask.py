@@ -35,7 +35,8 @@ def binary_tv(log_probs: torch.Tensor, old_log_probs: torch.Tensor) -> torch.Ten
 
 
 def binary_kl(log_probs: torch.Tensor, old_log_probs: torch.Tensor) -> torch.Tensor:
-    """Return KL(q‖p) `(...)` of (a, not a), in nats, from `log p(a)` and `log q(a)` `(...)`."""
+    """Return DPPO's KL(q‖p) `(...)` of (a, not a), in nats, from `log p(a)` and `log q(a)` `(...)`. The projection and
+    the penalty measure KL(p‖q)."""
     return kl_divergence(binary_log_probs(old_log_probs), binary_log_probs(log_probs))
 
 
@@ -93,6 +94,6 @@ def mask_weight(
     divergence = DIVERGENCES[divergence_type](log_probs, old_log_probs)
     masked = (divergence > divergence_bound) & (log_ratio * advantages.sign() > 0)  # in the direction of `A`
     weight = torch.ones_like(log_ratio)
-    if ratio_cap is not None:
+    if ratio_cap is not None:  # the loss, too, limits `log r` to `HIGHEST_LOG_RATIO`, so `w·r` stays at most C
         weight = (math.log(ratio_cap) - log_ratio.clamp(max=HIGHEST_LOG_RATIO)).exp().clamp(max=1.0)
     return MaskWeight(weight.masked_fill(masked, 0.0), divergence, masked)

@@ -60,6 +60,7 @@ def kl_penalty(policy: torch.Tensor, old: torch.Tensor, kl_bound: float) -> Pena
         # Two evaluations of equal weights differ in the last digits. Without another gradient, Adam would scale the
         # gradient of this difference up to full steps. On two outcomes `log p(a)` decides: if `p(a)` is near 1, its
         # rounding changes many digits of `log (1 − p(a))`.
+        # In an unused slot the difference is NaN, which is not larger.
         moved = (p - q).abs() > ROUNDING * q.abs().clamp(min=1)
         outside = moved[..., 0] if binary else moved.any(-1)
     else:
@@ -74,7 +75,8 @@ def kl_penalty(policy: torch.Tensor, old: torch.Tensor, kl_bound: float) -> Pena
 
 def _two_outcome_kl(log_p: torch.Tensor, log_pair: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """KL(p ‖ target) `(...)` on two outcomes, from the log-probabilities `log_pair` of `p` and `target` `(..., 2)`,
-    without gradient, with the module's gradient with respect to `log_p` `(...)`, `log p(a)`."""
+    without gradient, with the module's gradient with respect to `log_p` `(...)`, `log p(a)`. Autograd would give 0 where
+    `binary_log_probs` clamps a `p(a)` near 1."""
     log_ratios = log_pair - target  # (..., 2), of the sampled token and of the rest
     slope = log_pair[..., 0].exp() * (log_ratios[..., 0] - log_ratios[..., 1])
     impossible = log_p.detach() == -math.inf

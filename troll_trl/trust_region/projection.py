@@ -41,7 +41,7 @@ class Projection(NamedTuple):
         log_probs (`torch.Tensor` of shape `(..., S)`):
             Log-probabilities of the projected policy π, in the dtype of the inputs.
         eta (`torch.Tensor` of shape `(...)`):
-            Multiplier η ≥ 0 of the bound; 0 if the policy is inside it.
+            Multiplier η ≥ 0 of the bound; 0 if the policy, restricted to the old policy's support, is inside it.
         policy_kl (`torch.Tensor` of shape `(...)`):
             KL(p‖q) of the policy before the projection, in nats.
         kl (`torch.Tensor` of shape `(...)`):
@@ -208,7 +208,8 @@ def solve(
         done = done | converged | ((step - t).abs() <= 1e-15 * t)
         t = torch.where(done, t, step)
 
-    # Where p is 0, π is 0 as well, unless no π without such a token meets the bound
+    # A stand-in for −∞ was the log-ratio where p is 0. There, π is 0 as well, unless no π without this token meets the
+    # bound
     return t, log_pi.masked_fill((log_p == -math.inf) & (log_pi < EXP_UNDERFLOW), -math.inf), kl, evaluations
 
 

@@ -31,7 +31,8 @@ class TrustRegionOutput:
         regression (`torch.Tensor` of shape `(B, C)`, float32, *optional*):
             A term of each token's loss, in nats, averaged as the surrogate is. `regression_coef` weights it.
         token_stats (`dict[str, torch.Tensor]`):
-            For the metrics: numbers `(B, C)` for each token, by name. Any dtype is allowed.
+            For the metrics: numbers `(B, C)` for each token, by name. Any dtype is allowed. `policy_kl`, KL(p‖q) in
+            nats, also drives an adaptive learning rate.
         weight (`torch.Tensor` of shape `(B, C)`, float32, *optional*):
             Multiplies the advantage. The loss treats it as a constant. RLOO, whose advantage belongs to a completion,
             refuses it.
@@ -93,7 +94,7 @@ class ProjectionTrustRegion(TrustRegion):
 
     def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
         projection = project(policy, old, self.kl_bound)
-        # Inside the bound π is p, and the term is 0. If it were computed, its gradient with respect to the logits,
+        # Where η is 0, π is p, except where q is 0, and the term is 0. If it were computed, its gradient with respect to the logits,
         # p·(1 − Σp), would be the rounding of Σp. Without another gradient, Adam would scale this up to full steps.
         regression = kl_divergence(policy, projection.log_probs.detach()).masked_fill(projection.eta == 0, 0.0)
         token_stats = {

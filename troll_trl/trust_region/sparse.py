@@ -143,17 +143,17 @@ def trimmed(old: SparseDistribution) -> SparseDistribution:
     return SparseDistribution(old.token_ids[..., :width].contiguous(), log_probs)
 
 
-def nothing_kept(slots: int, device: torch.device) -> torch.Tensor:
-    """Log-probabilities `(slots,)` float32 of a distribution that keeps no token: all mass is in the rest, the last
-    slot."""
+def rest_alone(slots: int, device: torch.device) -> torch.Tensor:
+    """Log-probabilities `(slots,)` float32 of a distribution with all mass in the last slot, the rest."""
     log_probs = torch.full((slots,), -math.inf, device=device)
     log_probs[-1:] = 0.0  # a slice: for an element, PyTorch would copy a number from the host, and wait
     return log_probs
 
 
-def keep_nothing(log_probs: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities `(..., S)` with all mass in the last slot at the positions `where` `(...)`, bool."""
-    return torch.where(where.unsqueeze(-1), nothing_kept(log_probs.shape[-1], log_probs.device), log_probs)
+def move_to_rest(log_probs: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities `(..., S)`, with all mass in the last slot at the positions `where` `(...)`, bool. With `S = 1`,
+    this slot is the sampled token."""
+    return torch.where(where.unsqueeze(-1), rest_alone(log_probs.shape[-1], log_probs.device), log_probs)
 
 
 def check_support_options(support_size: Any, tail_mass: float, vocabulary: int | None = None) -> None:
