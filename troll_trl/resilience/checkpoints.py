@@ -110,10 +110,10 @@ class CheckpointedTrainer(_Trainer):
 
     def find_checkpoint(self, resume: str | bool | None) -> str | None:
         """
-        Find the checkpoint that `train(resume)` resumes from. It is the same on all ranks: a given path; for `True`,
-        the newest complete one; for `"newest"`, the newest complete one, or `None` if there are no checkpoints. Warns
-        about newer ones that are not complete. Raises a `ValueError` if none is complete, or if a given one is known to
-        be incomplete.
+        Find the checkpoint from which `train(resume_from_checkpoint=resume)` resumes. It is the same on all ranks: a
+        given path; for `True`, the newest complete one; for `"newest"`, the newest complete one, or `None` if there are
+        no checkpoints. Warns about newer ones that are not complete. Raises a `ValueError` if none is complete, or if a
+        given one is known to be incomplete.
         """
         if not resume:
             return None

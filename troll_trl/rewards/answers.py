@@ -82,7 +82,7 @@ class Box(NamedTuple):
 
 def extract_answer(text: str, accept: Callable[[str], bool] | None = None) -> str | None:
     r"""
-    Find the final answer in a text, after the last thought.
+    Find the final answer in a text, after the last thought (`<think>` or similar).
 
     It is what the last `\boxed{...}` holds; without one, the last `<answer>...</answer>`; without either, what follows
     the last `Answer:`, `####` or "the (final) answer is" in its sentence. A box that only shows where an answer goes

@@ -47,17 +47,16 @@ class TrustRegionOptions(_TrlConfig):
 
     trust_region: str = setting(
         "projection",
-        "'projection': TROLL. 'penalty': TROLL's regression alone (see `regression_coef`), on tokens beyond "
-        "`kl_bound`; nothing limits the ratio. 'mask', only in GRPO: DPPO, in which a token that has moved farther "
-        "than `divergence_bound` in its advantage's direction has no gradient. Otherwise, the import path of your own "
-        "trust region, such as my_lib.MyRegion: a subclass of troll_trl.TrustRegion, or a function that returns an "
-        "instance. Either may take the config.",
+        "'projection': TROLL. 'penalty': only TROLL's regression (see `regression_coef`), on tokens beyond `kl_bound`; "
+        "nothing limits the ratio. 'mask', only in GRPO: DPPO, which gives no gradient to a token that has moved "
+        "farther than `divergence_bound` in its advantage's direction. Or the import path of your own trust region, "
+        "such as my_lib.MyRegion (see docs/design.md).",
     )
     divergence_type: str | None = setting(
         None,
-        "The mask takes 'binary_tv', |p(a) − q(a)| (default), or 'binary_kl', KL(q‖p). The penalty takes 'binary_kl', "
-        "KL(p‖q) (default), or 'topk_kl', KL(p‖q) over the kept tokens and the rest. p is the policy, q the old "
-        "policy. The binary types compare two outcomes: the sampled token a and all others.",
+        "For the mask, 'binary_tv' (default) is |p(a) − q(a)|, and 'binary_kl' is KL(q‖p). For the penalty, "
+        "'binary_kl' (default) is KL(p‖q), and 'topk_kl' is KL(p‖q) over the kept tokens and the rest bucket. p is the "
+        "policy, q the old policy. The binary types compare two outcomes: the sampled token a and all others.",
     )
     divergence_bound: float | None = setting(
         None,
@@ -66,24 +65,25 @@ class TrustRegionOptions(_TrlConfig):
     )
     ratio_cap: float | None = setting(
         None,
-        "Cap C ≥ 1 on the ratio by which the mask scales a token's gradient: min(p(a)/q(a), C). By default, no cap.",
+        "Cap C ≥ 1 of the mask, which multiplies the gradient of a token with probability ratio r by min(r, C). By "
+        "default, no cap.",
     )
     # After `__post_init__`, this is a number. `None` is refused. The type includes it because transformers' parser
     # reads `float | str` only as numbers
     kl_bound: float | str | None = setting(
         "auto",
-        "Bound ε, in nats. The projection keeps KL(π‖q) ≤ ε > 0 for every token's projected policy π and old policy "
-        "q. The penalty acts on tokens whose policy p has KL(p‖q) > ε; with ε = 0, on every token that has moved. inf "
-        "means no bound. 'auto' is the paper's 0.05, except for GRPO's projection with n > 8 optimizer updates per "
-        "rollout batch (all completions of one generation): 0.05·(n/8)², at most 0.8.",
+        "Bound ε, in nats; only the penalty allows 0. For every token, the projected policy π has KL(π‖q) ≤ ε, where q "
+        "is the old policy. The penalty acts on tokens whose policy p has KL(p‖q) > ε; with ε = 0, on every token that "
+        "has moved. inf means no bound. 'auto' is the paper's 0.05. For GRPO's projection with n > 8 optimizer updates "
+        "per rollout batch (all completions of one generation), 'auto' is 0.05·(n/8)², at most 0.8.",
     )
     regression_coef: float = setting(
         1.0, "Weight α ≥ 0 of the regression KL(p ‖ stopgrad π), which moves the policy p towards its projection π."
     )
     support_size: int | None = setting(
         None,
-        "Keep at most K ≥ 1 tokens per position, including the sampled token. All other tokens share one rest bucket "
-        "with their exact mass. By default 64, or 20 with `old_policy` 'engine'.",
+        "Keep at most K ≥ 1 tokens per position, including the sampled token. One rest bucket has the exact total mass "
+        "of all other tokens. The default is 64, or 20 with `old_policy` 'engine'.",
     )
 
     def __post_init__(self):
@@ -191,12 +191,13 @@ class TrollOptions(TrustRegionOptions):
     old_policy: str = setting(
         "trainer",
         "The distribution that the trust region surrounds. 'trainer': the model's distribution, from a pass over the "
-        "rollout batch. 'engine': vLLM's distribution, without this pass, and with "
-        "`vllm_importance_sampling_correction` off.",
+        "rollout batch. 'engine': vLLM's distribution; this setting skips the pass and turns off "
+        "`vllm_importance_sampling_correction`.",
     )
     tail_mass: float = setting(
         DEFAULT_TAIL_MASS,
-        "Keep the old policy's likeliest tokens, at most `support_size`, until the rest has at most mass δ in [0, 1).",
+        "Keep the old policy's likeliest tokens until the mass of the others is at most δ, in [0, 1), or until "
+        "`support_size` tokens are kept.",
     )
     max_skipped_updates: int = setting(
         20,
@@ -206,12 +207,12 @@ class TrollOptions(TrustRegionOptions):
         False,
         "Multiply the scheduled learning rate by a factor between 1/100 and 10. The factor falls if the policy moves "
         "too far from the old policy, and grows if the policy hardly moves. Needs at least 2 updates per rollout "
-        "batch, and the projection, the penalty, or your own trust region with `policy_kl` in its `mean_metrics`.",
+        "batch, and a trust region that measures `policy_kl`: not the mask.",
     )
     save_rollouts: bool = setting(
         True,
-        "Save an unfinished rollout batch with each checkpoint, so a resumed run repeats the uninterrupted run bit "
-        "for bit. docs/reliability.md states the batch's size.",
+        "Save an unfinished rollout batch with each checkpoint, so that a resumed run matches the uninterrupted run "
+        "bit for bit (docs/reliability.md).",
     )
 
     @property
@@ -315,45 +316,46 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
             Whether TRL's importance sampling corrects the loss for the difference between vLLM and the training model.
             By default it does, except with `old_policy` 'engine', which leaves nothing to correct.
         trust_region (`str`, *optional*, defaults to `'projection'`):
-            'projection': TROLL. 'penalty': TROLL's regression alone (see `regression_coef`), on tokens beyond
-            `kl_bound`; nothing limits the ratio. 'mask', only in GRPO: DPPO, in which a token that has moved farther
-            than `divergence_bound` in its advantage's direction has no gradient. Otherwise, the import path of your own
-            trust region, such as my_lib.MyRegion: a subclass of troll_trl.TrustRegion, or a function that returns an
-            instance. Either may take the config.
+            'projection': TROLL. 'penalty': only TROLL's regression (see `regression_coef`), on tokens beyond
+            `kl_bound`; nothing limits the ratio. 'mask', only in GRPO: DPPO, which gives no gradient to a token that
+            has moved farther than `divergence_bound` in its advantage's direction. Or the import path of your own trust
+            region, such as my_lib.MyRegion (see docs/design.md).
         divergence_type (`str | None`, *optional*):
-            The mask takes 'binary_tv', |p(a) − q(a)| (default), or 'binary_kl', KL(q‖p). The penalty takes 'binary_kl',
-            KL(p‖q) (default), or 'topk_kl', KL(p‖q) over the kept tokens and the rest. p is the policy, q the old
-            policy. The binary types compare two outcomes: the sampled token a and all others.
+            For the mask, 'binary_tv' (default) is |p(a) − q(a)|, and 'binary_kl' is KL(q‖p). For the penalty,
+            'binary_kl' (default) is KL(p‖q), and 'topk_kl' is KL(p‖q) over the kept tokens and the rest bucket. p is
+            the policy, q the old policy. The binary types compare two outcomes: the sampled token a and all others.
         divergence_bound (`float | None`, *optional*):
             Largest divergence at which the mask keeps a token's gradient. For 'binary_tv': in (0, 1), by default 0.15.
             For 'binary_kl': positive, in nats, by default 0.05.
         ratio_cap (`float | None`, *optional*):
-            Cap C ≥ 1 on the ratio by which the mask scales a token's gradient: min(p(a)/q(a), C). By default, no cap.
+            Cap C ≥ 1 of the mask, which multiplies the gradient of a token with probability ratio r by min(r, C). By
+            default, no cap.
         kl_bound (`float | str | None`, *optional*, defaults to `'auto'`):
-            Bound ε, in nats. The projection keeps KL(π‖q) ≤ ε > 0 for every token's projected policy π and old policy
-            q. The penalty acts on tokens whose policy p has KL(p‖q) > ε; with ε = 0, on every token that has moved. inf
-            means no bound. 'auto' is the paper's 0.05, except for GRPO's projection with n > 8 optimizer updates per
-            rollout batch (all completions of one generation): 0.05·(n/8)², at most 0.8.
+            Bound ε, in nats; only the penalty allows 0. For every token, the projected policy π has KL(π‖q) ≤ ε, where
+            q is the old policy. The penalty acts on tokens whose policy p has KL(p‖q) > ε; with ε = 0, on every token
+            that has moved. inf means no bound. 'auto' is the paper's 0.05. For GRPO's projection with n > 8 optimizer
+            updates per rollout batch (all completions of one generation), 'auto' is 0.05·(n/8)², at most 0.8.
         regression_coef (`float`, *optional*, defaults to `1.0`):
             Weight α ≥ 0 of the regression KL(p ‖ stopgrad π), which moves the policy p towards its projection π.
         support_size (`int | None`, *optional*):
-            Keep at most K ≥ 1 tokens per position, including the sampled token. All other tokens share one rest bucket
-            with their exact mass. By default 64, or 20 with `old_policy` 'engine'.
+            Keep at most K ≥ 1 tokens per position, including the sampled token. One rest bucket has the exact total
+            mass of all other tokens. The default is 64, or 20 with `old_policy` 'engine'.
         old_policy (`str`, *optional*, defaults to `'trainer'`):
             The distribution that the trust region surrounds. 'trainer': the model's distribution, from a pass over the
-            rollout batch. 'engine': vLLM's distribution, without this pass, and with
-            `vllm_importance_sampling_correction` off.
+            rollout batch. 'engine': vLLM's distribution; this setting skips the pass and turns off
+            `vllm_importance_sampling_correction`.
         tail_mass (`float`, *optional*, defaults to `1e-05`):
-            Keep the old policy's likeliest tokens, at most `support_size`, until the rest has at most mass δ in [0, 1).
+            Keep the old policy's likeliest tokens until the mass of the others is at most δ, in [0, 1), or until
+            `support_size` tokens are kept.
         max_skipped_updates (`int`, *optional*, defaults to `20`):
             Skip updates that contain a NaN or an infinity. Stop the run after this many skips in a row.
         adaptive_learning_rate (`bool`, *optional*, defaults to `False`):
             Multiply the scheduled learning rate by a factor between 1/100 and 10. The factor falls if the policy moves
             too far from the old policy, and grows if the policy hardly moves. Needs at least 2 updates per rollout
-            batch, and the projection, the penalty, or your own trust region with `policy_kl` in its `mean_metrics`.
+            batch, and a trust region that measures `policy_kl`: not the mask.
         save_rollouts (`bool`, *optional*, defaults to `True`):
-            Save an unfinished rollout batch with each checkpoint, so a resumed run repeats the uninterrupted run bit
-            for bit. docs/reliability.md states the batch's size.
+            Save an unfinished rollout batch with each checkpoint, so that a resumed run matches the uninterrupted run
+            bit for bit (docs/reliability.md).
 
     Raises:
         ValueError: an option is outside of its range, or TROLL cannot honour it (`loss_type` cispo, sapo or vespo;

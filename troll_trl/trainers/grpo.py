@@ -18,8 +18,8 @@ from troll_trl.trainers.troll_trainer import TrollTrainer
 
 
 class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
-    """GRPO with a trust region, without the resilience of [`TrollGRPOTrainer`]: it skips no update with a NaN, and
-    saves checkpoints and resumes as TRL does."""
+    """GRPO with a trust region, but without the fault handling of [`TrollGRPOTrainer`]: it skips no update with a NaN,
+    and saves checkpoints and resumes as TRL does."""
 
     _tag_names = ["trl", "grpo", "troll"]
     _name = "TROLL"

@@ -11,7 +11,7 @@ from troll_trl.trainers.troll_trainer import TrollTrainer
 
 
 class TrustRegionRLOO(TrollTrainer, RLOOTrainer):
-    """RLOO with a trust region, without the resilience of [`TrollRLOOTrainer`]."""
+    """RLOO with a trust region, but without the fault handling of [`TrollRLOOTrainer`]."""
 
     _tag_names = ["trl", "rloo", "troll"]
     _name = "TROLL-RLOO"

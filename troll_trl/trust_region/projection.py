@@ -56,7 +56,8 @@ class Projection(NamedTuple):
 
 def project(policy_log_probs: torch.Tensor, old_log_probs: torch.Tensor, kl_bound: float) -> Projection:
     """
-    Project every row of the policy onto the KL trust region of its old policy (TROLL, arXiv 2510.03817, section 3).
+    Project each token's policy onto the KL trust region around its old policy (TROLL, arXiv 2510.03817, section 3). A
+    row is the distribution of one token.
 
     Rows inside the bound are returned bit for bit; the others are solved in float64 whatever the input dtype. The
     gradient with respect to `policy_log_probs` goes through the multiplier η, and that of a row inside the bound is the

@@ -29,7 +29,7 @@ class Support:
 @dataclass
 class SparseDistribution:
     """
-    A distribution over a few tokens of the vocabulary and a rest bucket.
+    A distribution over a few kept tokens and one rest bucket for all other tokens.
 
     Attributes:
         token_ids (`torch.Tensor` of shape `(..., K)`, int32):
@@ -92,9 +92,9 @@ def sparsify(
     logits: torch.Tensor, sampled_ids: torch.Tensor, support_size: int = 64, tail_mass: float = DEFAULT_TAIL_MASS
 ) -> SparseDistribution:
     """
-    Select the support of a policy: the sampled token, then the others by descending probability until the kept mass,
-    sampled token included, reaches `1 − tail_mass`, at most `support_size` in all (TROLL, arXiv 2510.03817, section 4).
-    The dense reference of the sparse head.
+    Select the tokens that a policy keeps, its support: the sampled token, then the others by descending probability
+    until the kept mass, sampled token included, reaches `1 − tail_mass`, at most `support_size` in all (TROLL, arXiv
+    2510.03817, section 4). The dense reference of the sparse head.
 
     Args:
         logits (`torch.Tensor` of shape `(..., V)`):

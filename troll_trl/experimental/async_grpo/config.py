@@ -26,9 +26,9 @@ class AsyncTrollGRPOConfig(TrustRegionOptions, AsyncGRPOConfig):
 
     trust_region: str = setting(
         "mask",
-        "'mask' for DPPO: a token that has moved farther than `divergence_bound` in its advantage's direction has no "
-        "gradient. 'penalty' for TROLL's regression alone, on two outcomes, for tokens beyond `kl_bound`: nothing "
-        "limits the ratio. Or the import path of your own trust region, such as my_lib.MyRegion, if its "
+        "'mask': DPPO, which gives no gradient to a token that has moved farther than `divergence_bound` in its "
+        "advantage's direction. 'penalty': only TROLL's regression, over two outcomes, on tokens beyond `kl_bound`; "
+        "nothing limits the ratio. Or the import path of your own trust region, such as my_lib.MyRegion, if its "
         "`needs_support` is False.",
     )
 

@@ -50,7 +50,7 @@ class Verdict(NamedTuple):
 
 def verify(golds: Sequence[str | None], texts: Sequence[str], batch_seconds: float = BATCH_SECONDS) -> list[Verdict]:
     r"""
-    Check texts' final answers against gold answers, in parallel. Any thread may call this.
+    Check the final answers of texts against gold answers, in parallel. Any thread may call this.
 
     Args:
         golds (`Sequence[str | None]`):
