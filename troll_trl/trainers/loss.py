@@ -221,9 +221,9 @@ def rescale_kl(log_ref_ratio: torch.Tensor, log_scale: torch.Tensor) -> torch.Te
     and `log_scale` `(B, C)` or `(B, 1)`.
 
     `d'` has the sign of `d`. Newton's method on `k(d') − T` starts beyond the solution on that side, where it cannot
-    overshoot, since `k` is convex: with `x = √(2T)`, the starts are `log(1 + T + x)` and `−(T + x)`, and
-    `e^x ≥ 1 + x + x²/2` and `e^(−x−x²/2) ≥ 1 − x` make `k ≥ T` there. The slope is `k'(d') = exp(d') − 1`, so by the implicit function theorem, the
-    gradient is `∇d' = ∇(exp(log_scale)·k(d)) / (exp(d') − 1)`.
+    overshoot, since `k` is convex. The starts are `log(1 + T + x)` and `−(T + x)` with `x = √(2T)`: there, `k ≥ T`,
+    since `e^x ≥ 1 + x + x²/2` and `e^(−x−x²/2) ≥ 1 − x`. The slope is `k'(d') = exp(d') − 1`, so by the implicit
+    function theorem, the gradient is `∇d' = ∇(exp(log_scale)·k(d)) / (exp(d') − 1)`.
     """
     k = lambda d: d.expm1() - d
     kl = k(log_ref_ratio) * log_scale.exp()

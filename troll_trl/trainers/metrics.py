@@ -30,26 +30,20 @@ class TrollMetrics:
 
     def add(self, mask: torch.Tensor, token_stats: Mapping[str, torch.Tensor]) -> None:
         """Add the `token_stats` `(B, C)` of one micro-batch, as a [`TrustRegionOutput`] has them, over the tokens that
-        are 1 in `mask` `(B, C)`."""
+        are 1 in `mask` `(B, C)`. An idle run, whose policy and old policy are equal, has none, and means of 0."""
         mask = mask.bool()
         # `where`, because an index would wait for the device
         values = {name: torch.where(mask, x.detach().to(self._sums.dtype), 0.0) for name, x in token_stats.items()}
-        self._count(mask)
-        self._is_idle = False
+        self._sums[0] += 1
+        self._sums[1] += mask.sum()
+        self._is_idle = not token_stats
+        if not token_stats:
+            return
         if names := self._names[2:]:
             self._sums[2:] += torch.stack([values[name].sum() for name in names])
         if self._largest:
             largest = torch.stack([values[name].amax() for name in self._largest.values()])
             self._maxima = self._maxima.maximum(largest)
-
-    def add_idle(self, mask: torch.Tensor) -> None:
-        """Count a micro-batch `(B, C)` of an idle run: policy and old policy are equal, so all divergences are 0."""
-        self._count(mask)
-        self._is_idle = True
-
-    def _count(self, mask: torch.Tensor) -> None:
-        self._sums[0] += 1
-        self._sums[1] += mask.sum()
 
     def state_dict(self) -> dict[str, dict[str, float]]:
         """What this rank has counted since the last [`pop`]."""

@@ -74,8 +74,7 @@ class TrollTrainer(MendedTRL):
 
     _config_class: type[TrollOptions]
     _name: str
-    # A `CheckpointedTrainer` saves and restores the state of these, and on another number of ranks the first rank's state
-    # of those that are equal on all ranks
+    # A `CheckpointedTrainer` saves and restores the first; if the number of ranks changes, only the second
     stateful: ClassVar[tuple[str, ...]] = ("troll_metrics", "guard", "adaptive_rate")
     equal_on_ranks: ClassVar[tuple[str, ...]] = ("adaptive_rate",)
     guard: Any = None  # a `GuardedTrainer` has one, which tells the adaptive rate whether an update was skipped
@@ -267,7 +266,7 @@ class TrollTrainer(MendedTRL):
         self._called_compute_loss = True
         if self.args.trust_region_idle:
             mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()
-            self.troll_metrics[self._mode].add_idle(mask)
+            self.troll_metrics[self._mode].add(mask, {})
             return super()._compute_loss(model, inputs)
         column = OLD_LOG_PROBS if self.support is None else SPARSE_LOG_PROBS
         if column not in inputs:

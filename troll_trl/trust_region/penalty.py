@@ -75,7 +75,7 @@ def kl_penalty(policy: torch.Tensor, old: torch.Tensor, kl_bound: float) -> Pena
 
 def _two_outcome_kl(log_p: torch.Tensor, log_pair: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """KL(p ‖ target) `(...)` on two outcomes, from the log-probabilities `log_pair` of `p` and `target` `(..., 2)`,
-    without gradient, with the module's gradient with respect to `log_p` `(...)`, `log p(a)`. Autograd would give 0 where
+    without gradient, with the module's gradient with respect to `log_p` `(...)`. Autograd's would be 0 where
     `binary_log_probs` clamps a `p(a)` near 1."""
     log_ratios = log_pair - target  # (..., 2), of the sampled token and of the rest
     slope = log_pair[..., 0].exp() * (log_ratios[..., 0] - log_ratios[..., 1])

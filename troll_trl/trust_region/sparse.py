@@ -151,8 +151,8 @@ def rest_alone(slots: int, device: torch.device) -> torch.Tensor:
 
 
 def move_to_rest(log_probs: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities `(..., S)`, with all mass in the last slot at the positions `where` `(...)`, bool. With `S = 1`,
-    this slot is the sampled token."""
+    """Log-probabilities `(..., S)` with all mass in the last slot, the sampled token's if `S = 1`, at the positions
+    `where` `(...)`, bool."""
     return torch.where(where.unsqueeze(-1), rest_alone(log_probs.shape[-1], log_probs.device), log_probs)
 
 
