@@ -69,7 +69,7 @@ class TrollScriptArguments:
     answer_column: str | None = setting(
         None,
         "Column with the gold answers, for `math_accuracy` and other rewards that read `solution`. Needed if the "
-        "dataset has no known schema.",
+        "dataset has no known schema. Also applies to evaluation datasets with this column.",
     )
     instruction: str | None = setting(
         None, "Text to add after every problem or prompt, such as a request to mark the final answer."

@@ -293,15 +293,11 @@ class TrollOptions(TrustRegionOptions):
         return self.steps_per_generation * self.num_iterations / self.gradient_accumulation_steps
 
     @property
-    def on_policy(self) -> bool:
-        """Whether every update uses completions of the current weights. This is TRL's own test for whether an old
-        policy must be scored."""
-        return self.gradient_accumulation_steps % (self.steps_per_generation * self.num_iterations) == 0
-
-    @property
     def trust_region_idle(self) -> bool:
-        """Whether policy and old policy are always equal. Then neither a clip nor a projection ever acts."""
-        return self.on_policy and self.old_policy == "trainer"
+        """Whether every update uses completions of the current weights. Then policy and old policy are equal, except
+        for dropout and rounding, and neither a clip nor a projection acts."""
+        is_on_policy = self.gradient_accumulation_steps % (self.steps_per_generation * self.num_iterations) == 0
+        return is_on_policy and self.old_policy == "trainer"
 
 
 @dataclass

@@ -47,7 +47,8 @@ class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
 
     @property
     def _scores_old_policy(self):
-        return self._corrects_engine or not self.args.on_policy
+        generate_every = self.args.steps_per_generation * self.num_iterations  # in micro-batches
+        return self._corrects_engine or self.args.gradient_accumulation_steps % generate_every != 0
 
     def _mask_by_policy(self, get_off_policy_mask: Callable[..., torch.Tensor], **inputs) -> torch.Tensor:
         """Call TRL's or a subclass's `get_off_policy_mask`, which measures the policy, with the numbers from before the

@@ -56,8 +56,8 @@ class LossInputs(dict):
     def __missing__(self, name: str) -> Any:
         if name == "advantages":
             raise RuntimeError(
-                "TRL's loss reads the advantages before it has scored the policy, so nothing would bound the policy. "
-                "Install a tested version of TRL."
+                "The loss reads the advantages before it has scored the policy, so nothing would bound the policy. A "
+                "subclass or an untested version of TRL does so: score first, or install a tested version."
             )
         raise KeyError(name)
 
@@ -102,7 +102,7 @@ def change_inputs(
     """
     # A token with NaN does not reach the trust region: `project` would raise on one rank, while the others wait
     live = inputs.mask & ~(policy.detach().isnan() | old.isnan()).any(-1)  # (B, C)
-    unbounded = {**inputs, "advantages": inputs.advantages}
+    unbounded = {"advantages": inputs.advantages, **inputs}  # unless a subclass has set other advantages
     unbounded |= masked_columns(unbounded, live)
     advantages = unbounded["advantages"].reshape(len(live), -1)  # (B, 1) or (B, C): `(B,)` would broadcast over tokens
     unbounded["advantages"] = advantages

@@ -28,17 +28,17 @@ class TrollMetrics:
         self._sums, self._maxima = self._zeros()
         self._is_idle = False  # whether the last micro-batch had no old policy
 
-    def add(self, mask: torch.Tensor, token_stats: Mapping[str, torch.Tensor]) -> None:
+    def add(self, mask: torch.Tensor, token_stats: Mapping[str, torch.Tensor] | None) -> None:
         """Add the `token_stats` `(B, C)` of one micro-batch, as a [`TrustRegionOutput`] has them, over the tokens that
-        are 1 in `mask` `(B, C)`. An idle run, whose policy and old policy are equal, has none, and means of 0."""
+        are 1 in `mask` `(B, C)`. Without an old policy, they are `None`: nothing has moved, so all means are 0."""
         mask = mask.bool()
-        # `where`, because an index would wait for the device
-        values = {name: torch.where(mask, x.detach().to(self._sums.dtype), 0.0) for name, x in token_stats.items()}
         self._sums[0] += 1
         self._sums[1] += mask.sum()
-        self._is_idle = not token_stats
-        if not token_stats:
+        self._is_idle = token_stats is None
+        if token_stats is None:
             return
+        # `where`, because an index would wait for the device
+        values = {name: torch.where(mask, x.detach().to(self._sums.dtype), 0.0) for name, x in token_stats.items()}
         if names := self._names[2:]:
             self._sums[2:] += torch.stack([values[name].sum() for name in names])
         if self._largest:

@@ -53,7 +53,7 @@ class TrollTrainer(MendedTRL):
       `create_accelerator_and_postprocess`, which keeps the dtype of the model's outputs;
     - `train`, which adds the callback of the adaptive learning rate;
     - for each generation batch, here a *rollout batch*, `_generate_and_score_completions`, which adds the old policy to
-      the batch, unless the trust region is idle. While it runs, `_scoring` is a `_Rollout`, and TRL calls
+      the batch, if `_has_old_policy`. While it runs, `_scoring` is a `_Rollout`, and TRL calls
         - `_generate`: with an `engine_policy`, the engine's answers are kept;
         - `_get_per_token_logps_and_entropies` for the old policy, and again for a reference model;
     - for each micro-batch, `compute_loss`, and in it `_compute_loss`. If the batch has an old policy, `_scoring` is the
@@ -150,10 +150,15 @@ class TrollTrainer(MendedTRL):
         raise NotImplementedError
 
     def _engine_answers(self, engine_policy: EnginePolicy, *generated: Any) -> tuple[Any, Any, Any]:
-        """Return the arguments of `engine_policy.keep`, from what TRL's `_generate` returned."""
+        """Return the arguments of `engine_policy.keep`. `generated` is what TRL's `_generate` returned."""
         raise NotImplementedError
 
     # -- Rollout: record the old policy -----------------------------------------------------------------------------
+
+    @property
+    def _has_old_policy(self) -> bool:
+        """Whether rollout batches have an old policy. If not, TRL divides by the policy itself, so π = p."""
+        return self._scores_old_policy or self.engine_policy is not None
 
     def _generate_and_score_completions(self, *args, **kwargs) -> dict[str, Any]:
         self._scoring = rollout = _Rollout(self._scores_old_policy)
@@ -165,7 +170,7 @@ class TrollTrainer(MendedTRL):
         if self.engine_policy is not None:
             unknown = self.engine_policy.add_to(batch)
             self._metrics[self._mode]["troll/unscored_tokens"].append(unknown)
-        elif not self.args.trust_region_idle:
+        elif self._has_old_policy:
             self._check_old_policy(rollout.log_probs, batch)
             batch |= rollout.columns
         return batch
@@ -174,7 +179,8 @@ class TrollTrainer(MendedTRL):
         """Raise a `RuntimeError` unless TRL's ratio divides by the recorded `log_probs` `(B, C)`."""
         if log_probs is not None:
             recorded = self._ratio.old_from(log_probs, batch["completion_mask"])
-            if torch.allclose(recorded, batch[self._ratio.old_column], rtol=0, atol=0, equal_nan=True):
+            given = batch[self._ratio.old_column]
+            if recorded.shape == given.shape and torch.allclose(recorded, given, rtol=0, atol=0, equal_nan=True):
                 return
         raise RuntimeError(
             "The first log-probabilities that were computed in this rollout are not those that TRL's ratio "
@@ -215,9 +221,7 @@ class TrollTrainer(MendedTRL):
             rollout.log_probs = self.engine_policy.log_probs(length)
             rollout.awaits_old_policy = False
             return rollout.log_probs.nan_to_num(0.0), None, None  # TRL reads no entropies and no MoE loss here
-        if self.args.trust_region_idle:  # TRL needs the scores, and no trust region needs an old policy
-            scores = score(model)
-        elif self.support is None:
+        if self.support is None:
             scores = score(model)
             rollout.columns = {OLD_LOG_PROBS: scores[0]}
         else:
@@ -235,7 +239,7 @@ class TrollTrainer(MendedTRL):
         remove differences that are only rounding, and numbers of tokens whose old policy is unknown."""
         log_probs, *others = score(model)
         old = rollout.log_probs
-        # GRPO scores no old policy if it is equal to the policy. A subclass may score other completions meanwhile
+        # TRL scores no old policy if it does not need one. A subclass may score other completions meanwhile
         if old is not None and old.shape == log_probs.shape:
             # A token whose old policy is unknown has 0 in TRL's old policy, so 0 here adds nothing to the reward
             log_probs = ignore_rounding(log_probs, old).masked_fill(old.isnan(), 0.0)
@@ -264,9 +268,9 @@ class TrollTrainer(MendedTRL):
 
     def _compute_loss(self, model, inputs):
         self._called_compute_loss = True
-        if self.args.trust_region_idle:
+        if not self._has_old_policy:
             mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()
-            self.troll_metrics[self._mode].add(mask, {})
+            self.troll_metrics[self._mode].add(mask, None)
             return super()._compute_loss(model, inputs)
         column = OLD_LOG_PROBS if self.support is None else SPARSE_LOG_PROBS
         if column not in inputs:
