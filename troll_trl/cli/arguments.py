@@ -53,7 +53,7 @@ class TrollScriptArguments:
     dataset_config: str | None = setting(None, "Configuration of the dataset on the hub.")
     dataset_train_split: str = setting("train", "Split to train on, or part of a split, such as `train[:90%%]`.")
     dataset_test_split: str | None = setting(
-        None, "Split to evaluate on, or part of a split. The default is `test`, which a single file does not have."
+        None, "Split to evaluate on, or part of it. Default: `test`. If `dataset_name` is a file, set part of `train`."
     )
     dataset_streaming: bool = setting(False, "Load rows only as needed. Not supported with gold answers.")
     eval_dataset_name: str | None = setting(None, "Evaluation data, if not a split of `dataset_name`.")
@@ -64,27 +64,25 @@ class TrollScriptArguments:
     problem_column: str | None = setting(
         None,
         "Column with the problems. Needed if the dataset has neither a known schema nor a `prompt` column. Also used "
-        "for evaluation datasets with this column.",
+        "for evaluation datasets that have this column.",
     )
     answer_column: str | None = setting(
         None,
         "Column with the gold answers, for `math_accuracy` and other rewards that read `solution`. Needed if the "
-        "dataset has no known schema. Also applies to evaluation datasets with this column.",
+        "dataset has no known schema. Also used for evaluation datasets that have this column.",
     )
-    instruction: str | None = setting(
-        None, "Text to add after every problem or prompt, such as a request to mark the final answer."
-    )
-    system_prompt: str | None = setting(None, "System message to put before every problem.")
+    instruction: str | None = setting(None, "Text to add after every problem or prompt.")
+    system_prompt: str | None = setting(None, "System message before every problem.")
     row_filter: str | None = setting(
         None,
         "COLUMN=TEXT, such as ability=math: train only on rows whose COLUMN equals TEXT. Does not filter "
         "`eval_dataset_name`.",
     )
-    max_prompt_tokens: int | None = setting(None, "Drop longer prompts, with a warning. No prompt is truncated.")
+    max_prompt_tokens: int | None = setting(None, "Drop prompts above this limit, and warn. No prompt is truncated.")
     max_train_samples: int | None = setting(None, "Train only on the first N problems.")
     max_eval_samples: int | None = setting(None, "Evaluate only on the first N problems.")
     reward_funcs: list[str] = setting(
-        help="Reward functions: `math_accuracy` (the default if you set no reward model), import paths such as "
+        help="Reward functions: `math_accuracy` (the default without a reward model), import paths such as "
         "`my_lib.rewards.custom_reward`, or calls that return a function, such as `my_lib.length_penalty(limit=512)`.",
         default_factory=lambda: ["math_accuracy"],
     )

@@ -31,7 +31,7 @@ TABLE, COMPARISON = "table.md", "comparison.json"
 
 def evaluate(args: EvaluationArguments) -> dict[str, Any]:
     """
-    Depending on `args`, evaluate a model, score a file of samples, or compare two evaluations.
+    Evaluate a model, score a file of samples, or compare two evaluations.
 
     Prints a table, and writes `samples.jsonl`, `summary.json` and `table.md` into `output`. A second call adds the
     samples that a stopped one has not made. Returns what `summary.json`, or for a comparison `comparison.json`, holds.

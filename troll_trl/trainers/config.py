@@ -48,15 +48,15 @@ class TrustRegionOptions(_TrlConfig):
     trust_region: str = setting(
         "projection",
         "'projection': TROLL. 'penalty': only TROLL's regression (see `regression_coef`), on tokens beyond `kl_bound`; "
-        "nothing limits the ratio. 'mask', only in GRPO: DPPO, which gives no gradient to a token that has moved "
-        "farther than `divergence_bound` in its advantage's direction. Or the import path of your own trust region, "
-        "such as my_lib.MyRegion (see docs/design.md).",
+        "nothing limits the probability ratio. 'mask' (only in GRPO): DPPO, which gives no gradient to a token that "
+        "has moved farther than `divergence_bound` in its advantage's direction. For your own trust region, give its "
+        "import path, such as my_lib.MyRegion (see docs/design.md).",
     )
     divergence_type: str | None = setting(
         None,
-        "For the mask, 'binary_tv' (default) is |p(a) − q(a)|, and 'binary_kl' is KL(q‖p). For the penalty, "
-        "'binary_kl' (default) is KL(p‖q), and 'topk_kl' is KL(p‖q) over the kept tokens and the rest bucket. p is the "
-        "policy, q the old policy. The binary types compare two outcomes: the sampled token a and all others.",
+        "p is the policy, q the old policy, a the sampled token. For the mask, 'binary_tv' (default) is |p(a) − q(a)|, "
+        "and 'binary_kl' is KL(q‖p). For the penalty, 'binary_kl' (default) is KL(p‖q), and 'topk_kl' is KL(p‖q) over "
+        "the kept tokens and the rest bucket. The binary types compare two outcomes: a and all others.",
     )
     divergence_bound: float | None = setting(
         None,
@@ -65,17 +65,17 @@ class TrustRegionOptions(_TrlConfig):
     )
     ratio_cap: float | None = setting(
         None,
-        "Cap C ≥ 1 of the mask, which multiplies the gradient of a token with probability ratio r by min(r, C). By "
+        "Cap C ≥ 1 on the probability ratio r: the mask multiplies the gradient of each token by min(r, C). By "
         "default, no cap.",
     )
     # After `__post_init__`, this is a number. `None` is refused. The type includes it because transformers' parser
     # reads `float | str` only as numbers
     kl_bound: float | str | None = setting(
         "auto",
-        "Bound ε, in nats; only the penalty allows 0. For every token, the projected policy π has KL(π‖q) ≤ ε, where q "
-        "is the old policy. The penalty acts on tokens whose policy p has KL(p‖q) > ε; with ε = 0, on every token that "
-        "has moved. inf means no bound. 'auto' is the paper's 0.05. For GRPO's projection with n > 8 optimizer updates "
-        "per rollout batch (all completions of one generation), 'auto' is 0.05·(n/8)², at most 0.8.",
+        "Bound ε, in nats; only the penalty allows 0. The projected policy π has KL(π‖q) ≤ ε for every token, where q "
+        "is the old policy. The penalty acts on tokens whose policy p has KL(p‖q) > ε; if ε = 0, it acts on all that "
+        "have moved. inf means no bound. 'auto' is the paper's 0.05, but with GRPO's projection and n > 8 optimizer "
+        "updates per rollout batch (all completions of one generation), it is 0.05·(n/8)², at most 0.8.",
     )
     regression_coef: float = setting(
         1.0, "Weight α ≥ 0 of the regression KL(p ‖ stopgrad π), which moves the policy p towards its projection π."
@@ -190,8 +190,8 @@ class TrollOptions(TrustRegionOptions):
 
     old_policy: str = setting(
         "trainer",
-        "The distribution that the trust region surrounds. 'trainer': the model's distribution, from a pass over the "
-        "rollout batch. 'engine': vLLM's distribution; this setting skips the pass and turns off "
+        "The distribution at the center of the trust region. 'trainer': the model's distribution, from a pass over the "
+        "rollout batch. 'engine': vLLM's distribution. 'engine' skips the pass and turns off "
         "`vllm_importance_sampling_correction`.",
     )
     tail_mass: float = setting(
@@ -207,7 +207,7 @@ class TrollOptions(TrustRegionOptions):
         False,
         "Multiply the scheduled learning rate by a factor between 1/100 and 10. The factor falls if the policy moves "
         "too far from the old policy, and grows if the policy hardly moves. Needs at least 2 updates per rollout "
-        "batch, and a trust region that measures `policy_kl`: not the mask.",
+        "batch and a trust region that measures `policy_kl`, which the mask does not.",
     )
     save_rollouts: bool = setting(
         True,
@@ -313,32 +313,32 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
             By default it does, except with `old_policy` 'engine', which leaves nothing to correct.
         trust_region (`str`, *optional*, defaults to `'projection'`):
             'projection': TROLL. 'penalty': only TROLL's regression (see `regression_coef`), on tokens beyond
-            `kl_bound`; nothing limits the ratio. 'mask', only in GRPO: DPPO, which gives no gradient to a token that
-            has moved farther than `divergence_bound` in its advantage's direction. Or the import path of your own trust
-            region, such as my_lib.MyRegion (see docs/design.md).
+            `kl_bound`; nothing limits the probability ratio. 'mask' (only in GRPO): DPPO, which gives no gradient to a
+            token that has moved farther than `divergence_bound` in its advantage's direction. For your own trust
+            region, give its import path, such as my_lib.MyRegion (see docs/design.md).
         divergence_type (`str | None`, *optional*):
-            For the mask, 'binary_tv' (default) is |p(a) − q(a)|, and 'binary_kl' is KL(q‖p). For the penalty,
-            'binary_kl' (default) is KL(p‖q), and 'topk_kl' is KL(p‖q) over the kept tokens and the rest bucket. p is
-            the policy, q the old policy. The binary types compare two outcomes: the sampled token a and all others.
+            p is the policy, q the old policy, a the sampled token. For the mask, 'binary_tv' (default) is |p(a) −
+            q(a)|, and 'binary_kl' is KL(q‖p). For the penalty, 'binary_kl' (default) is KL(p‖q), and 'topk_kl' is
+            KL(p‖q) over the kept tokens and the rest bucket. The binary types compare two outcomes: a and all others.
         divergence_bound (`float | None`, *optional*):
             Largest divergence at which the mask keeps a token's gradient. For 'binary_tv': in (0, 1), by default 0.15.
             For 'binary_kl': positive, in nats, by default 0.05.
         ratio_cap (`float | None`, *optional*):
-            Cap C ≥ 1 of the mask, which multiplies the gradient of a token with probability ratio r by min(r, C). By
+            Cap C ≥ 1 on the probability ratio r: the mask multiplies the gradient of each token by min(r, C). By
             default, no cap.
         kl_bound (`float | str | None`, *optional*, defaults to `'auto'`):
-            Bound ε, in nats; only the penalty allows 0. For every token, the projected policy π has KL(π‖q) ≤ ε, where
-            q is the old policy. The penalty acts on tokens whose policy p has KL(p‖q) > ε; with ε = 0, on every token
-            that has moved. inf means no bound. 'auto' is the paper's 0.05. For GRPO's projection with n > 8 optimizer
-            updates per rollout batch (all completions of one generation), 'auto' is 0.05·(n/8)², at most 0.8.
+            Bound ε, in nats; only the penalty allows 0. The projected policy π has KL(π‖q) ≤ ε for every token, where q
+            is the old policy. The penalty acts on tokens whose policy p has KL(p‖q) > ε; if ε = 0, it acts on all that
+            have moved. inf means no bound. 'auto' is the paper's 0.05, but with GRPO's projection and n > 8
+            optimizer updates per rollout batch (all completions of one generation), it is 0.05·(n/8)², at most 0.8.
         regression_coef (`float`, *optional*, defaults to `1.0`):
             Weight α ≥ 0 of the regression KL(p ‖ stopgrad π), which moves the policy p towards its projection π.
         support_size (`int | None`, *optional*):
             Keep at most K ≥ 1 tokens per position, including the sampled token. One rest bucket has the exact total
             mass of all other tokens. The default is 64, or 20 with `old_policy` 'engine'.
         old_policy (`str`, *optional*, defaults to `'trainer'`):
-            The distribution that the trust region surrounds. 'trainer': the model's distribution, from a pass over the
-            rollout batch. 'engine': vLLM's distribution; this setting skips the pass and turns off
+            The distribution at the center of the trust region. 'trainer': the model's distribution, from a pass over
+            the rollout batch. 'engine': vLLM's distribution. 'engine' skips the pass and turns off
             `vllm_importance_sampling_correction`.
         tail_mass (`float`, *optional*, defaults to `1e-05`):
             Keep the old policy's likeliest tokens until the mass of the others is at most δ, in [0, 1), or until
@@ -348,7 +348,7 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
         adaptive_learning_rate (`bool`, *optional*, defaults to `False`):
             Multiply the scheduled learning rate by a factor between 1/100 and 10. The factor falls if the policy moves
             too far from the old policy, and grows if the policy hardly moves. Needs at least 2 updates per rollout
-            batch, and a trust region that measures `policy_kl`: not the mask.
+            batch and a trust region that measures `policy_kl`, which the mask does not.
         save_rollouts (`bool`, *optional*, defaults to `True`):
             Save an unfinished rollout batch with each checkpoint, so that a resumed run matches the uninterrupted run
             bit for bit (docs/reliability.md).

@@ -92,7 +92,7 @@ def sparsify(
     logits: torch.Tensor, sampled_ids: torch.Tensor, support_size: int = 64, tail_mass: float = DEFAULT_TAIL_MASS
 ) -> SparseDistribution:
     """
-    Select the tokens that a policy keeps, its support: the sampled token, then the others by descending probability
+    Select the support of a policy, the tokens to keep: the sampled token, then the others by descending probability
     until the kept mass, sampled token included, reaches `1 − tail_mass`, at most `support_size` in all (TROLL, arXiv
     2510.03817, section 4). The dense reference of the sparse head.
 

@@ -28,8 +28,8 @@ class AsyncTrollGRPOConfig(TrustRegionOptions, AsyncGRPOConfig):
         "mask",
         "'mask': DPPO, which gives no gradient to a token that has moved farther than `divergence_bound` in its "
         "advantage's direction. 'penalty': only TROLL's regression, over two outcomes, on tokens beyond `kl_bound`; "
-        "nothing limits the ratio. Or the import path of your own trust region, such as my_lib.MyRegion, if its "
-        "`needs_support` is False.",
+        "nothing limits the probability ratio. For your own trust region, whose `needs_support` must be False, give "
+        "its import path, such as my_lib.MyRegion.",
     )
 
     def _prepare(self) -> None:
