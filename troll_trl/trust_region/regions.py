@@ -46,7 +46,7 @@ class TrustRegionOutput:
 
 class TrustRegion:
     """
-    Base class of trust regions, which map policy, old policy and advantages to a [`TrustRegionOutput`].
+    Base class for trust regions, which map policy, old policy and advantages to a [`TrustRegionOutput`].
 
     Policy and old policy are log-probabilities `(B, C, S)`, and advantages are `(B, 1)` or `(B, C)`, all float32. Slot
     0 of the log-probabilities is the sampled token. With a support, `S = K + 1`: the kept tokens of the old policy and
