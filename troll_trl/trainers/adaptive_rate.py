@@ -72,7 +72,7 @@ class AdaptiveLearningRate(TrainerCallback):
         # Σk, Σk², tokens, and tokens with an advantage, over this rank's losses since the last update
         self.sums = torch.zeros(4, device=trainer.accelerator.device)
         self.factor = 1.0
-        self.signal = 0.0  # of the last update that was taken
+        self.signal = 0.0  # of the last update that was taken; for the log, it outlasts the rollout batch
         self.begin_batch()
 
     def begin_batch(self) -> None:
@@ -88,8 +88,7 @@ class AdaptiveLearningRate(TrainerCallback):
         self.sums += torch.stack([kl.sum(), (kl * kl).sum(), mask.sum(), learning.sum()])
 
     def on_train_begin(self, args, state, control, lr_scheduler=None, **kwargs):
-        # An earlier call may have ended in the middle of an update, and of a rollout batch. A resumed run loads its
-        # state after this, at its first epoch
+        # An earlier call may have ended in the middle of a rollout batch. A resumed run loads its state after this
         self.sums.zero_()
         self.begin_batch()
         if stepper := steps_in_backward(args, self.trainer.accelerator):
@@ -116,7 +115,7 @@ class AdaptiveLearningRate(TrainerCallback):
             self.follow(*sums, warmed_up=steps >= args.get_warmup_steps(state.max_steps))
         scheduled = zip(lr_scheduler.base_lrs, lr_scheduler.lr_lambdas, strict=True)
         rates = [self.factor * rate * share(steps) for rate, share in scheduled]
-        lr_scheduler._last_lr = rates  # what the Trainer logs
+        lr_scheduler._last_lr = rates  # what the Trainer logs, before the scheduler's step
         if is_taken:
             # After this step, the scheduler computes the next scheduled rates anew, so a checkpoint has no factor in
             # it. After a skipped update, the scheduler does not step, and the factor would stay
@@ -140,8 +139,8 @@ class AdaptiveLearningRate(TrainerCallback):
         """
         if tokens == 0:
             raise RuntimeError(
-                "`adaptive_learning_rate` has counted no token of an update. A subclass that replaces `_score_policy` "
-                "or `_compute_loss` must call `self.adaptive_rate.add`."
+                "`adaptive_learning_rate` has counted no token of an update. Unless all were masked, a subclass that "
+                "replaces `_score_policy` or `_compute_loss` must call `self.adaptive_rate.add`."
             )
         few = kl * kl < min(FEW_TOKENS, FEW_SHARE * tokens) * squared_kl
         self.signal = 0.0 if kl == 0 or few else self.scale * squared_kl / kl

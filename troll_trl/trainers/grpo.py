@@ -50,22 +50,22 @@ class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
         generate_every = self.args.steps_per_generation * self.num_iterations  # in micro-batches
         return self._corrects_engine or self.args.gradient_accumulation_steps % generate_every != 0
 
-    def _mask_by_policy(self, get_off_policy_mask: Callable[..., torch.Tensor], **inputs) -> torch.Tensor:
+    def _mask_by_policy(self, get_off_policy_mask: Callable[..., torch.Tensor], **arguments) -> torch.Tensor:
         """Call TRL's or a subclass's `get_off_policy_mask`, which measures the policy, with the numbers from before the
-        trust region changed them. An idle trust region changes none."""
-        if isinstance(scored := self._scoring, LossInputs):
-            unbounded = scored.unbounded
-            inputs |= {"per_token_logps": scored.log_probs, "advantages": unbounded["advantages"]}
-            inputs["sampling_per_token_logps"] = unbounded.get("sampling_per_token_logps", unbounded[OLD_LOG_PROBS])
-        return get_off_policy_mask(**inputs)
+        trust region changed them, if there was an old policy."""
+        if isinstance(inputs := self._scoring, LossInputs):
+            before = inputs.before
+            arguments |= {"per_token_logps": inputs.log_probs, "advantages": before["advantages"]}
+            arguments["sampling_per_token_logps"] = before.get("sampling_per_token_logps", before[OLD_LOG_PROBS])
+        return get_off_policy_mask(**arguments)
 
-    def _engine_answers(self, engine_policy, _prompts, completion_ids, tool_mask, _completions, log_probs, *_):
+    def _keep_engine_policy(self, engine_policy, _prompts, completion_ids, tool_mask, _completions, log_probs, *_):
         if log_probs is None:
             raise ValueError(
                 "`rollout_func` returned no `logprobs`, and with `old_policy='engine'` they are the old policy. Return "
                 "those that `trainer.vllm_generation.generate` gives, or use `old_policy='trainer'`."
             )
-        return completion_ids, log_probs, tool_mask
+        engine_policy.keep(completion_ids, log_probs=log_probs, tool_mask=tool_mask)
 
 
 class TrollGRPOTrainer(GuardedTrainer, CheckpointedTrainer, TrustRegionGRPO):

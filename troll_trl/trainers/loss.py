@@ -48,10 +48,10 @@ class LossInputs(dict):
         super().__init__(inputs)
         self.advantages: torch.Tensor = self.pop("advantages")  # (B,) or (B, C), of the micro-batch
         self.mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()  # (B, C), tokens of the loss
-        # Once TRL has scored the policy: its own log p(a) (B, C), without gradient, and the columns that the four steps
-        # change, as they were before
+        # Once TRL has scored the policy: its own log p(a) (B, C), without gradient, and the columns before the four
+        # steps, with 0 at tokens that are not in the loss
         self.log_probs: torch.Tensor | None = None
-        self.unbounded: dict[str, Any] = {}
+        self.before: dict[str, Any] = {}
 
     def __missing__(self, name: str) -> Any:
         if name == "advantages":
@@ -79,14 +79,14 @@ class Ratio(Enum):
         """Return what TRL puts into `old_column`, from log-probabilities and their mask, both `(B, C)`."""
         return (log_probs * completion_mask).sum(1) if self is Ratio.SUM else log_probs
 
-    def log(self, log_probs: torch.Tensor, log_q: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def log(self, log_probs: torch.Tensor, log_q: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
         """Return the log-ratio `(B, C)` or `(B, 1)` that TRL forms from `log_probs` `(B, C)` and from the old policy's
-        `log_q`, as in `old_column`. A number of a token is 0 outside of the loss's `mask` `(B, C)`."""
+        `log_q`, as in `old_column`. A token outside of `live` `(B, C)` has the number 0."""
         if self is Ratio.SUM:
             return (log_probs.sum(1) - log_q).unsqueeze(1)
         log_ratio = log_probs - log_q
         if self is Ratio.MEAN:
-            return log_ratio.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
+            return log_ratio.sum(-1, keepdim=True) / live.sum(-1, keepdim=True).clamp(min=1)
         return log_ratio
 
 
@@ -100,16 +100,19 @@ def change_inputs(
     Return `log π(a)` `(B, C)` and the `token_stats` of `trust_region`. If `policy` or `old` has a NaN at a token of the
     loss, `log π(a)` is NaN there, so that a guard skips the update.
     """
-    # A token with NaN does not reach the trust region: `project` would raise on one rank, while the others wait
+    # A token with NaN does not reach the trust region: `project` would raise on one rank, while the others wait. Its
+    # completion has a loss of NaN in any case
     live = inputs.mask & ~(policy.detach().isnan() | old.isnan()).any(-1)  # (B, C)
-    unbounded = {"advantages": inputs.advantages, **inputs}  # unless a subclass has set other advantages
-    unbounded |= masked_columns(unbounded, live)
-    advantages = unbounded["advantages"].reshape(len(live), -1)  # (B, 1) or (B, C): `(B,)` would broadcast over tokens
-    unbounded["advantages"] = advantages
+    # Unless a class between the trainer and TRL's has set other advantages
+    before = {"advantages": inputs.advantages, **inputs}
+    before |= masked_columns(before, live)
+    advantages = before["advantages"].reshape(len(live), -1)  # (B, 1) or (B, C): `(B,)` would broadcast over tokens
+    before["advantages"] = advantages
     log_p = policy[..., 0].masked_fill(~live, 0.0)
-    log_q = unbounded[ratio.old_column]
+    log_q = before[ratio.old_column]
 
     bounded = bound(trust_region, policy, old, advantages, live)
+    # GSPO's ratio, one for each completion, multiplies one advantage for each token. RLOO has one of either
     if bounded.weight is not None and ratio is Ratio.SUM:
         raise ValueError(
             f"`trust_region`: {type(trust_region).__name__} gives a `weight` for each token, but this trainer's "
@@ -121,13 +124,13 @@ def change_inputs(
         ratio.old_column: limited_log_q,
         "advantages": change_advantages(advantages, bounded, limited_log_q, live, ratio, args.regression_coef),
     }
-    if (ref := unbounded.get("ref_per_token_logps")) is not None:  # never in RLOO, whose reward has the reference KL
+    if (ref := before.get("ref_per_token_logps")) is not None:  # never in RLOO, whose reward has the reference KL
         log_scale = None
         if args.use_bias_correction_kl:
             log_scale = ratio.log(log_p, log_q, live) - ratio.log(log_pi, limited_log_q, live)
         changed["ref_per_token_logps"] = change_reference(ref, log_p, log_pi, log_scale)
-    inputs.update(unbounded | changed)
-    inputs.log_probs, inputs.unbounded = log_p.detach(), unbounded
+    inputs.update(before | changed)
+    inputs.log_probs, inputs.before = log_p.detach(), before
     return log_pi.masked_fill(inputs.mask & ~live, math.nan), bounded.token_stats
 
 
@@ -162,20 +165,20 @@ def bound(
     )
 
 
-def limit_log_ratio(bounded: TrustRegionOutput, log_q: torch.Tensor, mask: torch.Tensor, ratio: Ratio) -> torch.Tensor:
+def limit_log_ratio(bounded: TrustRegionOutput, log_q: torch.Tensor, live: torch.Tensor, ratio: Ratio) -> torch.Tensor:
     """Step 2: return `log_q`, `(B, C)` or `(B,)`, shifted so that TRL's log-ratio is at least `LOWEST_LOG_RATIO` and,
     with a weight, which may be 0, at most `HIGHEST_LOG_RATIO`. The shift has no gradient."""
-    log_ratio = ratio.log(bounded.log_probs, log_q, mask).detach()  # (B, C) or (B, 1)
+    log_ratio = ratio.log(bounded.log_probs, log_q, live).detach()  # (B, C) or (B, 1)
     highest = None if bounded.weight is None else HIGHEST_LOG_RATIO
     shift = log_ratio - log_ratio.clamp(LOWEST_LOG_RATIO, highest)
-    return log_q + (shift.squeeze(1) if ratio is Ratio.SUM else shift * mask)
+    return log_q + (shift.squeeze(1) if ratio is Ratio.SUM else shift * live)
 
 
 def change_advantages(
     advantages: torch.Tensor,
     bounded: TrustRegionOutput,
     log_q: torch.Tensor,
-    mask: torch.Tensor,
+    live: torch.Tensor,
     ratio: Ratio,
     regression_coef: float,
 ) -> torch.Tensor:
@@ -186,7 +189,7 @@ def change_advantages(
     if bounded.regression is not None and regression_coef != 0:
         # RLOO's loss has one number for each completion
         regression = bounded.regression.sum(1, keepdim=True) if ratio is Ratio.SUM else bounded.regression
-        inverse_ratio = (-ratio.log(bounded.log_probs, log_q, mask)).exp()
+        inverse_ratio = (-ratio.log(bounded.log_probs, log_q, live)).exp()
         advantages = advantages - regression_coef * regression * inverse_ratio
     return advantages.squeeze(1)
 

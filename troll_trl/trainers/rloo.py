@@ -20,8 +20,8 @@ class TrustRegionRLOO(TrollTrainer, RLOOTrainer):
     _ratio = Ratio.SUM
     _scores_old_policy = True
 
-    def _engine_answers(self, engine_policy, _prompts, completion_ids, *_):
-        return completion_ids, engine_policy.answered, None  # TRL's RLOO asks vLLM once, and drops the numbers
+    def _keep_engine_policy(self, engine_policy, _prompts, completion_ids, *_):
+        engine_policy.keep(completion_ids, log_probs=engine_policy.answered, tool_mask=None)  # TRL's RLOO drops them
 
 
 class TrollRLOOTrainer(GuardedTrainer, CheckpointedTrainer, TrustRegionRLOO):

@@ -2,13 +2,14 @@
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from accelerate.utils import is_peft_model
 
 from troll_trl.lm_head import SparseCausalLMOutput
-from troll_trl.trust_region.sparse import SparseDistribution
+from troll_trl.trust_region.sparse import SparseDistribution, Support
 
 
 def needs_positions(model: Any, base_model: torch.nn.Module, is_vlm: bool) -> bool:
@@ -31,24 +32,29 @@ def with_positions(model: Callable) -> Callable:
     return positioned_model
 
 
+@dataclass(eq=False)
 class SparseModel:
     """
     A `model` with a sparse head, which keeps the sparse distributions of completions of this `length`.
 
-    The `query` asks the head for them: with `support_size` and `tail_mass`, on new supports; with `token_ids`, on given
-    ones. `check` is called before each pass, with the model, its inputs and the length.
+    With a `support`, the head selects the tokens of each. Otherwise, they are the `token_ids` `(B, length, K)`, for
+    TRL's loss, which calls the model once for all rows. `check` is called before each pass, with the model, its inputs
+    and the length.
     """
 
-    def __init__(self, model: Callable, length: int, check: Callable[[Callable, dict[str, Any], int], None], **query):
-        self.model = model
-        self.length = length
-        self.check = check
-        self.query = query
-        self._chunks: list[SparseDistribution] = []  # one for each chunk of rows for which TRL calls the model
+    model: Callable
+    length: int
+    check: Callable[[Callable, dict[str, Any], int], None]
+    support: Support | None = None
+    token_ids: torch.Tensor | None = None
+    _chunks: list[SparseDistribution] = field(default_factory=list)  # one for each chunk of rows that TRL scores
 
     def __call__(self, **model_inputs) -> SparseCausalLMOutput:
         self.check(self.model, model_inputs, self.length)
-        output = self.model(**model_inputs, **self.query, check_finite=False)
+        query: dict[str, Any] = {"token_ids": self.token_ids}
+        if self.support is not None:
+            query = {"support_size": self.support.size, "tail_mass": self.support.tail_mass}
+        output = self.model(**model_inputs, **query, check_finite=False)  # the guard checks all ranks
         # Clones: a view would keep the prompts' positions in memory
         ids, log_probs = (x[:, -self.length :].clone() for x in (output.token_ids, output.sparse_log_probs))
         self._chunks.append(SparseDistribution(ids, log_probs))

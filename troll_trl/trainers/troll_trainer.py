@@ -38,7 +38,7 @@ Scores = tuple[Any, ...]
 class _Rollout:
     """What TRL's scoring passes over one rollout have given so far."""
 
-    awaits_old_policy: bool  # whether TRL's next pass scores the old policy
+    scores_old_policy: bool  # whether the first of them scores the old policy
     log_probs: torch.Tensor | None = None  # (B, C), of the sampled tokens; NaN if unknown
     columns: dict[str, torch.Tensor] = field(default_factory=dict)  # of the old policy, for the rollout batch
 
@@ -99,17 +99,18 @@ class TrollTrainer(MendedTRL):
 
         base_model = self.model.get_base_model() if is_peft_model(self.model) else self.model
         text_config = base_model.config.get_text_config()
-        logit_transform(text_config, args.temperature)  # refuses a model for which TRL's head would be wrong, too
+        logit_transform(text_config, args.temperature)  # raises for a model whose logits both heads would get wrong
         self.support: Support | None = None  # without one, TRL's own head is enough
         if self.trust_region.needs_support:
             self.support = args.support_within(text_config.vocab_size)
             # RLOO's config has no `cast_lm_head_to_fp32`
             add_sparse_lm_head(base_model, args.temperature, getattr(args, "cast_lm_head_to_fp32", False))
+        self._old_column = OLD_LOG_PROBS if self.support is None else SPARSE_LOG_PROBS  # what the trust region reads
         self._needs_positions = needs_positions(self.model, base_model, self._is_vlm)
         self.troll_metrics = {mode: TrollMetrics(self.accelerator, self.trust_region) for mode in ("train", "eval")}
         self.adaptive_rate = AdaptiveLearningRate(self) if args.adaptive_learning_rate else None
         self.engine_policy = None
-        if args.old_policy == "engine":
+        if args.old_policy == "engine":  # from here on, vLLM's answers carry distributions
             self.engine_policy = EnginePolicy(self.accelerator, self.vllm_generation, self.support, args)
         self._scoring: _Rollout | LossInputs | None = None
         self._head_is_checked = False
@@ -146,11 +147,11 @@ class TrollTrainer(MendedTRL):
 
     @property
     def _scores_old_policy(self) -> bool:
-        """Whether TRL scores a rollout with the current weights, before it scores a reference."""
+        """Whether TRL's rollout asks for the old policy's log-probabilities, before it asks for a reference's."""
         raise NotImplementedError
 
-    def _engine_answers(self, engine_policy: EnginePolicy, *generated: Any) -> tuple[Any, Any, Any]:
-        """Return the arguments of `engine_policy.keep`. `generated` is what TRL's `_generate` returned."""
+    def _keep_engine_policy(self, engine_policy: EnginePolicy, *generated: Any) -> None:
+        """Have `engine_policy` keep the rollout that TRL's `_generate` returned."""
         raise NotImplementedError
 
     # -- Rollout: record the old policy -----------------------------------------------------------------------------
@@ -170,7 +171,7 @@ class TrollTrainer(MendedTRL):
         if self.engine_policy is not None:
             unknown = self.engine_policy.add_to(batch)
             self._metrics[self._mode]["troll/unscored_tokens"].append(unknown)
-        elif self._has_old_policy:
+        elif self._scores_old_policy:
             self._check_old_policy(rollout.log_probs, batch)
             batch |= rollout.columns
         return batch
@@ -191,7 +192,7 @@ class TrollTrainer(MendedTRL):
     def _generate(self, *args, **kwargs):
         generated = super()._generate(*args, **kwargs)
         if self.engine_policy is not None:
-            self.engine_policy.keep(*self._engine_answers(self.engine_policy, *generated))
+            self._keep_engine_policy(self.engine_policy, *generated)
         return generated
 
     # -- Score a rollout, with its policy or a reference, or the policy in a loss -----------------------------------
@@ -201,45 +202,42 @@ class TrollTrainer(MendedTRL):
     ) -> Scores:
         trl = super()._get_per_token_logps_and_entropies
 
-        def score(scored_by: Callable) -> Scores:
-            # Around a `SparseModel`, since the check of its head must see the positions, too
-            scored_by = with_positions(scored_by) if self._needs_positions else scored_by
-            return trl(scored_by, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
+        def run(model: Callable) -> Scores:
+            # A `SparseModel` gets positions, too, since it passes its inputs to the check of the head
+            model = with_positions(model) if self._needs_positions else model
+            return trl(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
 
         scoring = self._scoring
-        if scoring is None:  # TRL's loss on fresh completions, or a user's own scoring
-            return score(model)
+        if scoring is None:  # TRL's loss without an old policy, or a user's own scoring
+            return run(model)
         if isinstance(scoring, LossInputs):
-            return self._score_policy(score, model, logits_to_keep, scoring)
-        if scoring.awaits_old_policy:
-            return self._score_old_policy(score, model, logits_to_keep, scoring)
-        return self._score_reference(score, model, scoring)
+            return self._score_policy(run, model, logits_to_keep, scoring)
+        if scoring.scores_old_policy and scoring.log_probs is None:
+            return self._score_old_policy(run, model, logits_to_keep, scoring)
+        return self._score_reference(run, model, scoring)
 
-    def _score_old_policy(self, score: Callable, model: Callable, length: int, rollout: _Rollout) -> Scores:
+    def _score_old_policy(self, run: Callable, model: Callable, length: int, rollout: _Rollout) -> Scores:
         """Score the policy that sampled a rollout, and keep it in `rollout`."""
         if self.engine_policy is not None:  # the engine's numbers are the old policy, so no model runs
             rollout.log_probs = self.engine_policy.log_probs(length)
-            rollout.awaits_old_policy = False
             return rollout.log_probs.nan_to_num(0.0), None, None  # TRL reads no entropies and no MoE loss here
         if self.support is None:
-            scores = score(model)
-            rollout.columns = {OLD_LOG_PROBS: scores[0]}
+            scores = run(model)
+            rollout.columns = {OLD_LOG_PROBS: scores[0]}  # GRPO's batch has it already, RLOO's only its sum
         else:
-            size, tail_mass = self.support.size, self.support.tail_mass
-            sparse = SparseModel(model, length, self._check_head, support_size=size, tail_mass=tail_mass)
-            scores = score(sparse)
+            sparse = SparseModel(model, length, self._check_head, support=self.support)
+            scores = run(sparse)
             old = trimmed(sparse.take_distributions())
             rollout.columns = {TOKEN_IDS: old.token_ids, SPARSE_LOG_PROBS: old.log_probs}
         rollout.log_probs = scores[0]
-        rollout.awaits_old_policy = False
         return scores
 
-    def _score_reference(self, score: Callable, model: Callable, rollout: _Rollout) -> Scores:
-        """Score a rollout with a reference model. RLOO's reward has the reference's difference from the old policy, so
-        remove differences that are only rounding, and numbers of tokens whose old policy is unknown."""
-        log_probs, *others = score(model)
+    def _score_reference(self, run: Callable, model: Callable, rollout: _Rollout) -> Scores:
+        """Score a rollout with a reference model, without differences from the old policy that are only rounding, which
+        RLOO's reward would have. GRPO's loss compares the reference with the policy, once more."""
+        log_probs, *others = run(model)
         old = rollout.log_probs
-        # TRL scores no old policy if it does not need one. A subclass may score other completions meanwhile
+        # TRL scores no old policy if it does not need one, and a subclass may score the prompts of another model
         if old is not None and old.shape == log_probs.shape:
             # A token whose old policy is unknown has 0 in TRL's old policy, so 0 here adds nothing to the reward
             log_probs = ignore_rounding(log_probs, old).masked_fill(old.isnan(), 0.0)
@@ -268,23 +266,22 @@ class TrollTrainer(MendedTRL):
 
     def _compute_loss(self, model, inputs):
         self._called_compute_loss = True
-        if not self._has_old_policy:
+        if self._old_column not in inputs:
+            if self._has_old_policy:
+                raise ValueError(
+                    f"A batch lacks `{self._old_column}`, its old policy: neither a trust region nor a clip would "
+                    "limit its ratios. Keep the columns of the rollout batch."
+                )
             mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()
-            self.troll_metrics[self._mode].add(mask, None)
+            self.troll_metrics[self._mode].add(mask, None)  # nothing has moved
             return super()._compute_loss(model, inputs)
-        column = OLD_LOG_PROBS if self.support is None else SPARSE_LOG_PROBS
-        if column not in inputs:
-            raise ValueError(
-                f"A batch lacks `{column}`, its old policy: neither a trust region nor a clip would limit its ratios. "
-                "Keep the columns of the rollout batch."
-            )
         self._scoring = inputs = LossInputs(inputs)
         try:
             return super()._compute_loss(model, inputs)
         finally:
             self._scoring = None
 
-    def _score_policy(self, score: Callable, model: Callable, length: int, inputs: LossInputs) -> Scores:
+    def _score_policy(self, run: Callable, model: Callable, length: int, inputs: LossInputs) -> Scores:
         """Score the policy in a loss. Return the bounded policy's `log π(a)` `(B, C)` in place of `log p(a)`, and
         change what TRL's loss then reads from `inputs`."""
         if inputs.log_probs is not None:
@@ -292,20 +289,21 @@ class TrollTrainer(MendedTRL):
                 "The policy was scored twice in one loss: the trust region would act twice. Score after "
                 "`super()._compute_loss(model, inputs)` has returned."
             )
+        old = inputs[self._old_column]
         if self.support is None:
-            scores = score(model)
-            policy, old = scores[0].unsqueeze(-1), inputs[OLD_LOG_PROBS].unsqueeze(-1)  # (B, C, 1)
+            scores = run(model)
+            policy, old = scores[0].unsqueeze(-1), old.unsqueeze(-1)  # (B, C, 1)
         else:
             sparse = SparseModel(model, length, self._check_head, token_ids=inputs[TOKEN_IDS])
-            scores = score(sparse)
-            policy, old = sparse.take_distributions().log_probs, inputs[SPARSE_LOG_PROBS]  # (B, C, K + 1)
+            scores = run(sparse)
+            policy = sparse.take_distributions().log_probs  # (B, C, K + 1), as is `old`
             if self.engine_policy is not None:
                 old = lower_floor(old, policy)  # the engine's rest has a floor, which would count as movement
         log_pi, token_stats = change_inputs(inputs, policy, old, self.trust_region, self._ratio, self.args)
 
         self.troll_metrics[self._mode].add(inputs.mask, token_stats)
         if self.adaptive_rate is not None and self._mode == "train":
-            self.adaptive_rate.add(inputs.mask, token_stats["policy_kl"], inputs.unbounded["advantages"])
+            self.adaptive_rate.add(inputs.mask, token_stats["policy_kl"], inputs.before["advantages"])
         _, entropies, *others = scores
         if entropies is not None:  # TRL multiplies them by the mask, and 0·NaN is NaN
             entropies = entropies.masked_fill(~inputs.mask, 0.0)

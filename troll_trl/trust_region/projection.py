@@ -180,7 +180,7 @@ def solve(
     log_pi, kl, variance = _evaluate(t, d, log_q)
     # At t = 1, π is p, except that it has no mass where q has none. If p left the bound only by this mass, π is the
     # solution
-    done = ~(kl > kl_bound)
+    done = kl <= kl_bound
     evaluations = torch.ones_like(t, dtype=torch.int64)
 
     low, high = torch.zeros_like(t), torch.ones_like(t)
@@ -209,14 +209,13 @@ def solve(
         done = done | converged | ((step - t).abs() <= 1e-15 * t)
         t = torch.where(done, t, step)
 
-    # A stand-in for −∞ was the log-ratio where p is 0. There, π is 0 as well, unless no π without this token meets the
-    # bound
+    # Where p is 0, `_log_ratio` has a stand-in for −∞, with which π has vanished: −∞ again
     return t, log_pi.masked_fill((log_p == -math.inf) & (log_pi < EXP_UNDERFLOW), -math.inf), kl, evaluations
 
 
 def _log_ratio(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
     """`d = log p − log q` `(M, S)`, finite everywhere. Where `q` is 0, `π_t ∝ q·exp(t·d)` is 0 with any `d`. Where only
-    `p` is 0, `d` is low enough for `π_t` to vanish."""
+    `p` is 0, `d` is low enough for `π_t` to vanish, unless no `π_t` without this token meets the bound."""
     ratio = log_p - log_q.masked_fill(log_q == -math.inf, 0.0)
     return ratio.masked_fill(log_p == -math.inf, ZERO_POLICY_LOG_RATIO)
 

@@ -94,9 +94,8 @@ class ProjectionTrustRegion(TrustRegion):
 
     def __call__(self, policy: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TrustRegionOutput:
         projection = project(policy, old, self.kl_bound)
-        # Where η is 0, π is p, unless q is 0, and the term is 0. If it were computed, its gradient with respect to the
-        # logits, p·(1 − Σp), would be the rounding of Σp. Without another gradient, Adam would scale this up to full
-        # steps.
+        # Where η is 0, the term is 0. If it were computed, its gradient with respect to the logits, p·(1 − Σp), would
+        # be the rounding of Σp. Without another gradient, Adam would scale this up to full steps.
         regression = kl_divergence(policy, projection.log_probs.detach()).masked_fill(projection.eta == 0, 0.0)
         token_stats = {
             "projected": projection.eta > 0,
