@@ -50,6 +50,8 @@ def test_missing_log_probs(correction, tmp_path, monkeypatch):
     for key in ("sampling/sampling_logp_difference/mean", "sampling/importance_sampling_ratio/mean"):
         assert logged(troll, key) == pytest.approx(logged(trl_run, key), rel=1e-3)
     assert min(logged(troll, "sampling/importance_sampling_ratio/min")) < 0.9, "the sampler differs from the policy"
+    # TRL's ratio divides by it also in a run on its own policy, where dropout would move it without a limit
+    assert "old_sparse_logps" in troll._buffered_inputs[0]
 
 
 def rollout_function(prompts, trainer):

@@ -188,7 +188,7 @@ def test_a_trl_that_reads_the_advantages_before_it_scores_is_refused(tmp_path, m
         return original(self, model, {**inputs, "advantages": inputs["advantages"]})
 
     monkeypatch.setattr(GRPOTrainer, "_compute_loss", early)
-    with pytest.raises(RuntimeError, match="reads the advantages before it has scored"):
+    with pytest.raises(RuntimeError, match="has not read its advantages after that"):
         make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path).train()
 
 

@@ -344,12 +344,14 @@ def test_a_plain_config_of_trls_gets_the_defaults_and_any_other_is_refused(train
             make_trainer(trainer, wrong, tmp_path)
 
 
-def test_the_head_is_checked_until_a_rank_has_compared(tmp_path, monkeypatch):
+@pytest.mark.parametrize("who", ["this rank", "another"])
+def test_the_head_is_checked_until_a_rank_has_compared(who, tmp_path, monkeypatch):
     """A check makes two passes. With sharded weights, a rank that checked alone waited for the others."""
     trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path)
-    checks, ranks_that_compared = [], [0.0, 2.0]
-    monkeypatch.setattr("troll_trl.trainers.troll_trainer.check_head", lambda *_: checks.append(len(checks)) or False)
-    monkeypatch.setattr(trainer.accelerator, "reduce", lambda own, reduction: torch.tensor(ranks_that_compared.pop(0)))
+    own = {"this rank": [False, True], "another": [False, False]}[who]
+    other = iter([0.0, 0.0] if who == "this rank" else [0.0, 1.0])
+    monkeypatch.setattr("troll_trl.trainers.troll_trainer.check_head", lambda *_: own.pop(0))
+    monkeypatch.setattr(trainer.accelerator, "reduce", lambda compared, reduction: compared + next(other))
     for _ in range(3):
         trainer._check_head(trainer.model, {}, 4)
-    assert checks == [0, 1]
+    assert own == []

@@ -53,7 +53,7 @@ class TrollScriptArguments:
     dataset_config: str | None = setting(None, "Configuration of the dataset on the hub.")
     dataset_train_split: str = setting("train", "Split to train on, or part of a split, such as `train[:90%%]`.")
     dataset_test_split: str | None = setting(
-        None, "Split to evaluate on, or part of it. Default: `test`. For a file in `dataset_name`, a part of `train`."
+        None, "Split to evaluate on, or part of it. Default: `test`. A file as `dataset_name` needs a part of `train`."
     )
     dataset_streaming: bool = setting(False, "Load rows only as needed. Not supported with gold answers.")
     eval_dataset_name: str | None = setting(None, "Evaluation data, if not a split of `dataset_name`.")

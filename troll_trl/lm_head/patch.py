@@ -206,14 +206,14 @@ def _head(
             log_probs, entropy = SparseLogProbs.apply(
                 hidden, weight, bias, token_ids, transform, maybe_gather_lm_head_ctx
             )
-    nothing = rest_alone(log_probs.shape[1], log_probs.device).expand(*shape, -1)
+    rest = rest_alone(log_probs.shape[1], log_probs.device).expand(*shape, -1)
     return SparseCausalLMOutput(
         log_probs=_scatter(log_probs[:, 0], outputs, log_probs.new_zeros(shape)),
         entropy=_scatter(entropy, outputs, entropy.new_zeros(shape)),
         token_ids=_scatter(
             token_ids.int(), outputs, token_ids.new_full((*shape, token_ids.shape[1]), UNUSED, dtype=torch.int32)
         ),
-        sparse_log_probs=_scatter(log_probs, outputs, nothing),
+        sparse_log_probs=_scatter(log_probs, outputs, rest),
     )
 
 

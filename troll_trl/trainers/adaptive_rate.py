@@ -117,8 +117,7 @@ class AdaptiveLearningRate(TrainerCallback):
         rates = [self.factor * rate * share(steps) for rate, share in scheduled]
         lr_scheduler._last_lr = rates  # what the Trainer logs, before the scheduler's step
         if is_taken:
-            # After this step, the scheduler computes the next scheduled rates anew, so a checkpoint has no factor in
-            # it. After a skipped update, the scheduler does not step, and the factor would stay
+            # After the step, the scheduler sets new rates, so a checkpoint has no factor in it. A skipped one sets none
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
         micro_batches = args.steps_per_generation * self.trainer.num_iterations  # of a rollout batch
@@ -139,8 +138,8 @@ class AdaptiveLearningRate(TrainerCallback):
         """
         if tokens == 0:
             raise RuntimeError(
-                "`adaptive_learning_rate` has counted no token of an update. Unless all were masked, a subclass that "
-                "replaces `_score_policy` or `_compute_loss` must call `self.adaptive_rate.add`."
+                "`adaptive_learning_rate` has counted no token of an update: all were masked, or a subclass that "
+                "replaces `_score_policy` or `_compute_loss` does not call `self.adaptive_rate.add`."
             )
         few = kl * kl < min(FEW_TOKENS, FEW_SHARE * tokens) * squared_kl
         self.signal = 0.0 if kl == 0 or few else self.scale * squared_kl / kl

@@ -294,7 +294,7 @@ class TrollOptions(TrustRegionOptions):
 
     @property
     def trust_region_idle(self) -> bool:
-        """Whether every update uses completions of the current weights, so neither a clip nor a projection acts."""
+        """Whether every update uses completions of the current weights, so only noise makes a trust region act."""
         is_on_policy = self.gradient_accumulation_steps % (self.steps_per_generation * self.num_iterations) == 0
         return is_on_policy and self.old_policy == "trainer"
 

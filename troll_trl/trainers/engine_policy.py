@@ -33,7 +33,7 @@ logger = get_logger(__name__)
 # Smallest mass of the rest. Float32 rounding in the engine leaves `1 − Σ` of a peaked distribution anywhere between
 # −1e-7 and 1e-7. At 0, the projection would forbid the rest; the floor costs a policy inside the bound at most 1e-6
 # nats. `lower_floor` lowers it to the policy's mass if that is less: otherwise a penalty with ε = 0 would act, and a
-# user's KL(q‖p) would count up to all of `−log p`.
+# user's KL(q‖p) would count the difference.
 REST_FLOOR = 1e-6
 # If the listed tokens lack at most this mass, all others have probability 0, such as padding with logits of −∞
 _ALL_LISTED = 1e-5

@@ -42,24 +42,20 @@ _NEWTON_STEPS = 4  # from the first guess of `rescale_kl` to float32's digits
 
 class LossInputs(dict):
     """A copy of a micro-batch for TRL's loss. It is a copy, because with `num_iterations`, TRL reads the micro-batch
-    itself again. It lacks the advantages until [`change_inputs`] adds the changed ones."""
+    itself again. It knows whether the loss has read the changed advantages, without which nothing would be bounded."""
 
     def __init__(self, inputs: Mapping[str, Any]):
         super().__init__(inputs)
-        self.advantages: torch.Tensor = self.pop("advantages")  # (B,) or (B, C), of the micro-batch
         self.mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()  # (B, C), tokens of the loss
         # Once TRL has scored the policy: its own log p(a) (B, C), without gradient, and the columns before the four
         # steps, with 0 at tokens that are not in the loss
         self.log_probs: torch.Tensor | None = None
         self.before: dict[str, Any] = {}
+        self.changed_advantages_are_read = False
 
-    def __missing__(self, name: str) -> Any:
-        if name == "advantages":
-            raise RuntimeError(
-                "The loss reads the advantages before it has scored the policy, so nothing would bound the policy. A "
-                "subclass or an untested version of TRL does so: score first, or install a tested version."
-            )
-        raise KeyError(name)
+    def __getitem__(self, name: str) -> Any:
+        self.changed_advantages_are_read |= name == "advantages" and self.log_probs is not None
+        return super().__getitem__(name)
 
 
 class Ratio(Enum):
@@ -103,9 +99,7 @@ def change_inputs(
     # A token with NaN does not reach the trust region: `project` would raise on one rank, while the others wait. Its
     # completion has a loss of NaN in any case
     live = inputs.mask & ~(policy.detach().isnan() | old.isnan()).any(-1)  # (B, C)
-    # Unless a class between the trainer and TRL's has set other advantages
-    before = {"advantages": inputs.advantages, **inputs}
-    before |= masked_columns(before, live)
+    before = dict(inputs) | masked_columns(inputs, live)
     advantages = before["advantages"].reshape(len(live), -1)  # (B, 1) or (B, C): `(B,)` would broadcast over tokens
     before["advantages"] = advantages
     log_p = policy[..., 0].masked_fill(~live, 0.0)

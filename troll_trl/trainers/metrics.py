@@ -24,17 +24,17 @@ class TrollMetrics:
         self._largest = dict(trust_region.max_metrics)
         names = dict.fromkeys(name for pair in self._means.values() for name in pair)
         names.pop("tokens", None)
-        self._names = ("micro_batches", "tokens", *names)  # only the first two count in an idle run
+        self._names = ("micro_batches", "tokens", *names)  # only the first two count without an old policy
         self._sums, self._maxima = self._zeros()
-        self._is_idle = False  # whether the last micro-batch had no old policy
+        self._has_stats = True  # whether the last micro-batch had an old policy
 
     def add(self, mask: torch.Tensor, token_stats: Mapping[str, torch.Tensor] | None) -> None:
         """Add the `token_stats` `(B, C)` of one micro-batch, as a [`TrustRegionOutput`] has them, over the tokens that
-        are 1 in `mask` `(B, C)`. Without an old policy, they are `None`: nothing has moved, so all means are 0."""
+        are 1 in `mask` `(B, C)`. They are `None` without an old policy: nothing has moved, so means are 0."""
         mask = mask.bool()
         self._sums[0] += 1
         self._sums[1] += mask.sum()
-        self._is_idle = token_stats is None
+        self._has_stats = token_stats is not None
         if token_stats is None:
             return
         # `where`, because an index would wait for the device
@@ -66,7 +66,7 @@ class TrollMetrics:
         if sums["micro_batches"] == 0:
             return {}
         metrics = {name: sums[a] / max(sums[b], 1) for name, (a, b) in self._means.items()}
-        if self._is_idle:  # no old policy was recorded
+        if not self._has_stats:  # no old policy was recorded
             metrics = {name: value for name, value in metrics.items() if name not in SUPPORT_METRICS}
         return metrics | dict(zip(self._largest, largest.tolist(), strict=True))
 

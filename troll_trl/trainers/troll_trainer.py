@@ -168,17 +168,19 @@ class TrollTrainer(MendedTRL):
                 batch = super()._generate_and_score_completions(*args, **kwargs)
         finally:
             self._scoring = None
+        if self._scores_old_policy:
+            self._check_old_policy(rollout.log_probs, batch)
+            batch |= rollout.columns
         if self.engine_policy is not None:
             unknown = self.engine_policy.add_to(batch)
             self._metrics[self._mode]["troll/unscored_tokens"].append(unknown)
-        elif self._scores_old_policy:
-            self._check_old_policy(rollout.log_probs, batch)
-            batch |= rollout.columns
         return batch
 
     def _check_old_policy(self, log_probs: torch.Tensor | None, batch: dict[str, Any]) -> None:
         """Raise a `RuntimeError` unless TRL's ratio divides by the recorded `log_probs` `(B, C)`."""
         if log_probs is not None:
+            if self.engine_policy is not None:
+                log_probs = log_probs.nan_to_num(0.0)  # as TRL got them
             recorded = self._ratio.old_from(log_probs, batch["completion_mask"])
             given = batch[self._ratio.old_column]
             if recorded.shape == given.shape and torch.allclose(recorded, given, rtol=0, atol=0, equal_nan=True):
@@ -233,18 +235,18 @@ class TrollTrainer(MendedTRL):
         return scores
 
     def _score_reference(self, run: Callable, model: Callable, rollout: _Rollout) -> Scores:
-        """Score a rollout with a reference model, without differences from the old policy that are only rounding, which
-        RLOO's reward would have. GRPO's loss compares the reference with the policy, once more."""
+        """Score a rollout with a reference model. Differences from the old policy that are only rounding would enter
+        RLOO's reward: remove them. GRPO's loss does the same with the policy."""
         log_probs, *others = run(model)
         old = rollout.log_probs
-        # TRL scores no old policy if it does not need one, and a subclass may score the prompts of another model
+        # TRL scores no old policy if it does not need one. A subclass may score other completions meanwhile
         if old is not None and old.shape == log_probs.shape:
             # A token whose old policy is unknown has 0 in TRL's old policy, so 0 here adds nothing to the reward
             log_probs = ignore_rounding(log_probs, old).masked_fill(old.isnan(), 0.0)
         return log_probs, *others
 
     def _check_head(self, model: Callable, model_inputs: dict[str, Any], length: int) -> None:
-        """Compare the sparse head with the model's own logits and gradients, at the head's first pass over tokens."""
+        """Compare the sparse head with the model's own logits and gradients, in the first pass that allows it."""
         assert self.support is not None
         if not self._head_is_checked:
             has_compared = check_head(model, model_inputs, length, self.support.size, self.args.temperature)
@@ -267,7 +269,7 @@ class TrollTrainer(MendedTRL):
     def _compute_loss(self, model, inputs):
         self._called_compute_loss = True
         if self._old_column not in inputs:
-            if self._has_old_policy:
+            if self._has_old_policy or self._ratio.old_column in inputs:
                 raise ValueError(
                     f"A batch lacks `{self._old_column}`, its old policy: neither a trust region nor a clip would "
                     "limit its ratios. Keep the columns of the rollout batch."
@@ -277,9 +279,15 @@ class TrollTrainer(MendedTRL):
             return super()._compute_loss(model, inputs)
         self._scoring = inputs = LossInputs(inputs)
         try:
-            return super()._compute_loss(model, inputs)
+            loss = super()._compute_loss(model, inputs)
         finally:
             self._scoring = None
+        if not inputs.changed_advantages_are_read:
+            raise RuntimeError(
+                "TRL's loss has not scored the policy, or has not read its advantages after that, "
+                "so nothing bounds the policy. Install a tested version of TRL."
+            )
+        return loss
 
     def _score_policy(self, run: Callable, model: Callable, length: int, inputs: LossInputs) -> Scores:
         """Score the policy in a loss. Return the bounded policy's `log π(a)` `(B, C)` in place of `log p(a)`, and

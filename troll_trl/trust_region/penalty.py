@@ -57,10 +57,9 @@ def kl_penalty(policy: torch.Tensor, old: torch.Tensor, kl_bound: float) -> Pena
     if kl_bound == 0:
         target = q
         policy_kl = kl_divergence(p, q).clamp(min=0)
-        # Two evaluations of equal weights differ in the last digits. Without another gradient, Adam would scale the
-        # gradient of this difference up to full steps. On two outcomes `log p(a)` decides: if `p(a)` is near 1, its
-        # rounding changes many digits of `log (1 − p(a))`.
-        # In an unused slot the difference is NaN, which is not larger.
+        # Two passes of equal weights differ in the last digits. Without another gradient, Adam would scale the gradient
+        # of this difference up to full steps. On two outcomes `log p(a)` decides: if `p(a)` is near 1, its rounding
+        # changes many digits of `log (1 − p(a))`. In an unused slot, the difference is NaN: not larger.
         moved = (p - q).abs() > ROUNDING * q.abs().clamp(min=1)
         outside = moved[..., 0] if binary else moved.any(-1)
     else:

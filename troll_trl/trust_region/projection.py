@@ -180,7 +180,7 @@ def solve(
     log_pi, kl, variance = _evaluate(t, d, log_q)
     # At t = 1, π is p, except that it has no mass where q has none. If p left the bound only by this mass, π is the
     # solution
-    done = kl <= kl_bound
+    done = ~(kl > kl_bound)  # as in the kernel, NaN ends the search
     evaluations = torch.ones_like(t, dtype=torch.int64)
 
     low, high = torch.zeros_like(t), torch.ones_like(t)
