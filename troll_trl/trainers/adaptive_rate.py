@@ -117,7 +117,7 @@ class AdaptiveLearningRate(TrainerCallback):
         rates = [self.factor * rate * share(steps) for rate, share in scheduled]
         lr_scheduler._last_lr = rates  # what the Trainer logs, before the scheduler's step
         if is_taken:
-            # After the step, the scheduler sets new rates, so a checkpoint has no factor in it. A skipped one sets none
+            # The scheduler's step writes plain rates again. It does not follow a skipped update, whose rates thus stay
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
         micro_batches = args.steps_per_generation * self.trainer.num_iterations  # of a rollout batch

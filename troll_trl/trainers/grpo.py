@@ -33,7 +33,7 @@ class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
         super().__init__(*args, **kwargs)
         if self.rollout_func is not None:
             self.rollout_func = checked_rollouts(self.rollout_func, self._corrects_engine)
-        # On the instance, since a subclass may have a mask of its own. TRL calls it in its loss, after the scoring pass
+        # On the instance: an override would not run for the mask of a subclass, which would see `log π`
         self.get_off_policy_mask = partial(self._mask_by_policy, self.get_off_policy_mask)
 
     @property

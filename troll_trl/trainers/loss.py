@@ -47,14 +47,14 @@ class LossInputs(dict):
     def __init__(self, inputs: Mapping[str, Any]):
         super().__init__(inputs)
         self.mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()  # (B, C), tokens of the loss
-        # Once TRL has scored the policy: its own log p(a) (B, C), without gradient, and the columns before the four
-        # steps, with 0 at tokens that are not in the loss
+        self.are_changed = False  # by the four steps, once TRL has scored the policy
+        self.changed_advantages_are_read = False
+        # Before the four steps: log p(a) (B, C), without gradient, and the columns, with 0 at tokens not in the loss
         self.log_probs: torch.Tensor | None = None
         self.before: dict[str, Any] = {}
-        self.changed_advantages_are_read = False
 
     def __getitem__(self, name: str) -> Any:
-        self.changed_advantages_are_read |= name == "advantages" and self.log_probs is not None
+        self.changed_advantages_are_read |= name == "advantages" and self.are_changed
         return super().__getitem__(name)
 
 
@@ -106,7 +106,7 @@ def change_inputs(
     log_q = before[ratio.old_column]
 
     bounded = bound(trust_region, policy, old, advantages, live)
-    # GSPO's ratio, one for each completion, multiplies one advantage for each token. RLOO has one of either
+    # TRL's RLOO multiplies (B,) by (B,), so a weight (B, C) does not fit. Its GRPO broadcasts GSPO's ratio (B, 1)
     if bounded.weight is not None and ratio is Ratio.SUM:
         raise ValueError(
             f"`trust_region`: {type(trust_region).__name__} gives a `weight` for each token, but this trainer's "
@@ -124,7 +124,7 @@ def change_inputs(
             log_scale = ratio.log(log_p, log_q, live) - ratio.log(log_pi, limited_log_q, live)
         changed["ref_per_token_logps"] = change_reference(ref, log_p, log_pi, log_scale)
     inputs.update(before | changed)
-    inputs.log_probs, inputs.before = log_p.detach(), before
+    inputs.are_changed, inputs.log_probs, inputs.before = True, log_p.detach(), before
     return log_pi.masked_fill(inputs.mask & ~live, math.nan), bounded.token_stats
 
 

@@ -66,7 +66,7 @@ class TrollMetrics:
         if sums["micro_batches"] == 0:
             return {}
         metrics = {name: sums[a] / max(sums[b], 1) for name, (a, b) in self._means.items()}
-        if not self._has_stats:  # no old policy was recorded
+        if not self._has_stats:  # a support of 0 tokens would be wrong
             metrics = {name: value for name, value in metrics.items() if name not in SUPPORT_METRICS}
         return metrics | dict(zip(self._largest, largest.tolist(), strict=True))
 

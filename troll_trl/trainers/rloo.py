@@ -21,7 +21,7 @@ class TrustRegionRLOO(TrollTrainer, RLOOTrainer):
     _scores_old_policy = True
 
     def _keep_engine_policy(self, engine_policy, _prompts, completion_ids, *_):
-        engine_policy.keep(completion_ids, tool_mask=None, log_probs=engine_policy.answered)  # which TRL's RLOO drops
+        engine_policy.keep(completion_ids, tool_mask=None, log_probs=engine_policy.answered)  # TRL's RLOO drops these
 
 
 class TrollRLOOTrainer(GuardedTrainer, CheckpointedTrainer, TrustRegionRLOO):

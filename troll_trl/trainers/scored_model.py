@@ -32,7 +32,7 @@ def with_positions(model: Callable) -> Callable:
     return positioned_model
 
 
-@dataclass(eq=False)  # hashable, as a model is
+@dataclass(eq=False)
 class SparseModel:
     """
     A `model` with a sparse head, which keeps the sparse distributions of completions of this `length`.
@@ -62,6 +62,6 @@ class SparseModel:
         return SparseCausalLMOutput(log_probs=output.log_probs, entropy=output.entropy, aux_loss=output.aux_loss)
 
     def take_distributions(self) -> SparseDistribution:
-        """Return the distributions `(B, length, K)` of TRL's pass, and forget its chunks."""
+        """Return the distributions `(B, length, K)` of TRL's pass, and free its chunks."""
         chunks, self._chunks = self._chunks, []
         return SparseDistribution.concatenate(chunks)

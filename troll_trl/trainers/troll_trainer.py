@@ -53,7 +53,7 @@ class TrollTrainer(MendedTRL):
       `create_accelerator_and_postprocess`, which keeps the dtype of the model's outputs;
     - `train`, which adds the callback of the adaptive learning rate;
     - for each generation batch, here a *rollout batch*, `_generate_and_score_completions`, which adds the old policy to
-      the batch, if `_has_old_policy`. While it runs, `_scoring` is a `_Rollout`, and TRL calls
+      the batch, if there is one. While it runs, `_scoring` is a `_Rollout`, and TRL calls
         - `_generate`: with an `engine_policy`, the engine's answers are kept;
         - `_get_per_token_logps_and_entropies` for the old policy, and again for a reference model;
     - for each micro-batch, `compute_loss`, and in it `_compute_loss`. If the batch has an old policy, `_scoring` is the
@@ -156,11 +156,6 @@ class TrollTrainer(MendedTRL):
 
     # -- Rollout: record the old policy -----------------------------------------------------------------------------
 
-    @property
-    def _has_old_policy(self) -> bool:
-        """Whether rollout batches have an old policy. If not, TRL divides by the policy itself, so π = p."""
-        return self._scores_old_policy or self.engine_policy is not None
-
     def _generate_and_score_completions(self, *args, **kwargs) -> dict[str, Any]:
         self._scoring = rollout = _Rollout(self._scores_old_policy)
         try:
@@ -168,12 +163,12 @@ class TrollTrainer(MendedTRL):
                 batch = super()._generate_and_score_completions(*args, **kwargs)
         finally:
             self._scoring = None
-        if self._scores_old_policy:
+        if rollout.scores_old_policy:
             self._check_old_policy(rollout.log_probs, batch)
-            batch |= rollout.columns
-        if self.engine_policy is not None:
-            unknown = self.engine_policy.add_to(batch)
-            self._metrics[self._mode]["troll/unscored_tokens"].append(unknown)
+        if self.engine_policy is None:
+            return batch | rollout.columns
+        unknown = self.engine_policy.add_to(batch)
+        self._metrics[self._mode]["troll/unscored_tokens"].append(unknown)
         return batch
 
     def _check_old_policy(self, log_probs: torch.Tensor | None, batch: dict[str, Any]) -> None:
@@ -205,7 +200,7 @@ class TrollTrainer(MendedTRL):
         trl = super()._get_per_token_logps_and_entropies
 
         def run(model: Callable) -> Scores:
-            # A `SparseModel` gets positions, too, since it passes its inputs to the check of the head
+            # Outside of a `SparseModel`, which passes its own inputs to the check of the head
             model = with_positions(model) if self._needs_positions else model
             return trl(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
 
@@ -235,8 +230,8 @@ class TrollTrainer(MendedTRL):
         return scores
 
     def _score_reference(self, run: Callable, model: Callable, rollout: _Rollout) -> Scores:
-        """Score a rollout with a reference model. Differences from the old policy that are only rounding would enter
-        RLOO's reward: remove them. GRPO's loss does the same with the policy."""
+        """Score a rollout with a reference model. Remove differences from the old policy that are only rounding, which
+        would enter RLOO's reward. GRPO's loss repeats this with the policy."""
         log_probs, *others = run(model)
         old = rollout.log_probs
         # TRL scores no old policy if it does not need one. A subclass may score other completions meanwhile
@@ -269,13 +264,15 @@ class TrollTrainer(MendedTRL):
     def _compute_loss(self, model, inputs):
         self._called_compute_loss = True
         if self._old_column not in inputs:
-            if self._has_old_policy or self._ratio.old_column in inputs:
+            # A subclass has dropped it, or alone TRL's is there: options have changed since the rollout
+            has_old_policy = self._scores_old_policy or self.engine_policy is not None
+            if has_old_policy or self._ratio.old_column in inputs:
                 raise ValueError(
                     f"A batch lacks `{self._old_column}`, its old policy: neither a trust region nor a clip would "
                     "limit its ratios. Keep the columns of the rollout batch."
                 )
             mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()
-            self.troll_metrics[self._mode].add(mask, None)  # nothing has moved
+            self.troll_metrics[self._mode].add(mask, None)  # TRL divides by the policy itself, so π = p
             return super()._compute_loss(model, inputs)
         self._scoring = inputs = LossInputs(inputs)
         try:
@@ -292,7 +289,7 @@ class TrollTrainer(MendedTRL):
     def _score_policy(self, run: Callable, model: Callable, length: int, inputs: LossInputs) -> Scores:
         """Score the policy in a loss. Return the bounded policy's `log π(a)` `(B, C)` in place of `log p(a)`, and
         change what TRL's loss then reads from `inputs`."""
-        if inputs.log_probs is not None:
+        if inputs.are_changed:
             raise RuntimeError(
                 "The policy was scored twice in one loss: the trust region would act twice. Score after "
                 "`super()._compute_loss(model, inputs)` has returned."

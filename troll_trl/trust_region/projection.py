@@ -215,7 +215,7 @@ def solve(
 
 def _log_ratio(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
     """`d = log p − log q` `(M, S)`, finite everywhere. Where `q` is 0, `π_t ∝ q·exp(t·d)` is 0 with any `d`. Where only
-    `p` is 0, `d` is low enough for `π_t` to vanish, unless no `π_t` without this token meets the bound."""
+    `p` is 0, `ZERO_POLICY_LOG_RATIO` makes it vanish."""
     ratio = log_p - log_q.masked_fill(log_q == -math.inf, 0.0)
     return ratio.masked_fill(log_p == -math.inf, ZERO_POLICY_LOG_RATIO)
 
