@@ -152,7 +152,7 @@ def ratio_rows(groups: Mapping[str, Group]) -> Iterator[list[str]]:
     saves = lambda value: value.value >= 2 and value.low > 1.5
     # On a common task, the start already has 80 % of the final success
     for ours in (*OURS, "TROLL 8x4", "binary penalty 8x4", RIVAL, DEFAULT):
-        name = f"(g) completions of TRL's default, to 80 % of its success with 8,192, over those of {ours}, rare"
+        name = f"(g) completions until 80 % of the final success of TRL's default: TRL's default over {ours}, rare"
         yield ratio_row(name, saving(pairs_of(groups[RARE], ours, LARGEST)), saves if ours == "TROLL" else None)
 
 

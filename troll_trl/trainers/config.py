@@ -211,8 +211,8 @@ class TrollOptions(TrustRegionOptions):
     )
     save_rollouts: bool = setting(
         True,
-        "Save an unfinished rollout batch with each checkpoint, so that a resumed run matches the uninterrupted run "
-        "bit for bit (docs/reliability.md).",
+        "Save an unfinished rollout batch with each checkpoint. A resumed run then matches an uninterrupted run bit "
+        "for bit (docs/reliability.md).",
     )
 
     @property
@@ -349,8 +349,8 @@ class TrollGRPOConfig(TrollOptions, GRPOConfig):
             too far from the old policy, and grows if the policy hardly moves. Needs at least 2 updates per rollout
             batch and a trust region that measures `policy_kl`, which the mask does not.
         save_rollouts (`bool`, *optional*, defaults to `True`):
-            Save an unfinished rollout batch with each checkpoint, so that a resumed run matches the uninterrupted run
-            bit for bit (docs/reliability.md).
+            Save an unfinished rollout batch with each checkpoint. A resumed run then matches an uninterrupted run bit
+            for bit (docs/reliability.md).
 
     Raises:
         ValueError: an option is outside of its range, or TROLL cannot honour it (`loss_type` cispo, sapo or vespo;

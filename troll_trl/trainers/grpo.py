@@ -47,7 +47,7 @@ class TrustRegionGRPO(TrollTrainer, GRPOTrainer):
 
     @property
     def _scores_old_policy(self):
-        generate_every = self.args.steps_per_generation * self.num_iterations  # in micro-batches
+        generate_every = self.args.steps_per_generation * self.num_iterations  # micro-batches; the test is TRL's
         return self._corrects_engine or self.args.gradient_accumulation_steps % generate_every != 0
 
     def _mask_by_policy(self, get_off_policy_mask: Callable[..., torch.Tensor], **arguments) -> torch.Tensor:

@@ -47,11 +47,15 @@ class LossInputs(dict):
     def __init__(self, inputs: Mapping[str, Any]):
         super().__init__(inputs)
         self.mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()  # (B, C), tokens of the loss
-        self.are_changed = False  # by the four steps, once TRL has scored the policy
         self.changed_advantages_are_read = False
         # Before the four steps: log p(a) (B, C), without gradient, and the columns, with 0 at tokens not in the loss
         self.log_probs: torch.Tensor | None = None
         self.before: dict[str, Any] = {}
+
+    @property
+    def are_changed(self) -> bool:
+        """Whether TRL has scored the policy, and the four steps have changed the columns."""
+        return self.log_probs is not None
 
     def __getitem__(self, name: str) -> Any:
         self.changed_advantages_are_read |= name == "advantages" and self.are_changed
@@ -96,8 +100,7 @@ def change_inputs(
     Return `log π(a)` `(B, C)` and the `token_stats` of `trust_region`. If `policy` or `old` has a NaN at a token of the
     loss, `log π(a)` is NaN there, so that a guard skips the update.
     """
-    # A token with NaN does not reach the trust region: `project` would raise on one rank, while the others wait. Its
-    # completion has a loss of NaN in any case
+    # A token with NaN, whose loss is NaN anyway, does not reach `project`, which would raise on this rank alone
     live = inputs.mask & ~(policy.detach().isnan() | old.isnan()).any(-1)  # (B, C)
     before = dict(inputs) | masked_columns(inputs, live)
     advantages = before["advantages"].reshape(len(live), -1)  # (B, 1) or (B, C): `(B,)` would broadcast over tokens
@@ -124,7 +127,7 @@ def change_inputs(
             log_scale = ratio.log(log_p, log_q, live) - ratio.log(log_pi, limited_log_q, live)
         changed["ref_per_token_logps"] = change_reference(ref, log_p, log_pi, log_scale)
     inputs.update(before | changed)
-    inputs.are_changed, inputs.log_probs, inputs.before = True, log_p.detach(), before
+    inputs.log_probs, inputs.before = log_p.detach(), before
     return log_pi.masked_fill(inputs.mask & ~live, math.nan), bounded.token_stats
 
 

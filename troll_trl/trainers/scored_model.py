@@ -32,7 +32,7 @@ def with_positions(model: Callable) -> Callable:
     return positioned_model
 
 
-@dataclass(eq=False)
+@dataclass
 class SparseModel:
     """
     A `model` with a sparse head, which keeps the sparse distributions of completions of this `length`.
