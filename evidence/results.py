@@ -16,10 +16,9 @@ import torch
 from transformers.trainer import TRAINER_STATE_NAME
 
 from evidence.grid import Run
-from troll_trl.cli.plot import COMPLETIONS
 
 Record = dict[str, Any]
-_HELD_OUT = "eval_reward"
+_HELD_OUT, _COMPLETIONS = "eval_reward", "cost/completions"
 # Means over all updates, and maxima. A value is `None` if TRL logs none
 _MEANS = {
     "projected_fraction": "troll/projected_fraction",
@@ -91,11 +90,11 @@ def of_log(run: Run, folder: Path) -> Record:
     return {
         "curve": curve,
         "seconds": [(at, until(at)) for at, _ in curve],
-        "completions": [(line["step"], line[COMPLETIONS]) for line in log if _HELD_OUT in line],
+        "completions": [(line["step"], line[_COMPLETIONS]) for line in log if _HELD_OUT in line],
         "area": mean_height(curve) if len(curve) > 1 else None,
         "start": curve[0][1],
         "rollouts": [
-            (line["step"], line["reward"], 1 - line["frac_reward_zero_std"], line[COMPLETIONS], until(line["step"]))
+            (line["step"], line["reward"], 1 - line["frac_reward_zero_std"], line[_COMPLETIONS], until(line["step"]))
             for line in updates
             if "reward" in line
         ],

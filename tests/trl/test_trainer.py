@@ -21,6 +21,7 @@ from tests.trl_comparison import (
     weights,
 )
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer
+from troll_trl.trainers.clip import ClipGRPOTrainer
 
 OPTIONS = {
     "dapo": {},
@@ -222,6 +223,7 @@ def test_warnings_at_the_start(options, words, tmp_path, caplog):
         assert (words in caplog.text) == warns
 
 
+@pytest.mark.parametrize(("trainer", "config"), [(TrollGRPOTrainer, TrollGRPOConfig), (ClipGRPOTrainer, GRPOConfig)])
 @pytest.mark.parametrize(("options", "words", "generations"), [
     ({"num_train_epochs": 2}, "makes 16 completions, an update uses 8, and each completion is used once", 4),
     # A generation takes 4 of 10 prompts, and each completion is used by 3 of its 6 updates
@@ -232,12 +234,12 @@ def test_warnings_at_the_start(options, words, tmp_path, caplog):
     ({"max_steps": 3, "gradient_accumulation_steps": 4}, "uses 32, and each completion is used once", 6),
 ])  # fmt: skip
 def test_the_start_says_how_often_completions_are_used_and_how_many_generations_follow(
-    options, words, generations, tmp_path, capsys
+    options, words, generations, trainer, config, tmp_path, capsys
 ):
     """In open-r1 583, four iterations made four times as many updates, and nothing had said so."""
     options = {"max_steps": -1, "num_generations": 4, "steps_per_generation": 2, "max_completion_length": 2} | options
     data = {"dataset": tiny_prompts(10), "per_device_train_batch_size": 8}
-    trainer = make_trainer(TrollGRPOTrainer, TrollGRPOConfig, tmp_path, **data, **options)
+    trainer = make_trainer(trainer, config, tmp_path, **data, **options)
     said = capsys.readouterr().out
     assert f"{words}; the run makes {generations} generations." in said
     epochs = "With `num_iterations` 3, `num_train_epochs` (2) makes 3 times as many updates as with 1"
@@ -246,6 +248,7 @@ def test_the_start_says_how_often_completions_are_used_and_how_many_generations_
     trainer._generate_and_score_completions = lambda inputs: made.append(len(inputs)) or generate(inputs)
     trainer.train()
     assert made == [16] * generations
+    assert trainer.state.log_history[-1]["cost/completions"] == sum(made)
 
 
 # -- Options ----------------------------------------------------------------------------------------------------------

@@ -29,10 +29,8 @@ PANELS = (
     ("completion length (tokens)", "completions/mean_length", None),
     ("entropy (nats per token)", "entropy", None),
 )
-COMPLETIONS, MINUTES = "cost/completions", "cost/minutes"  # `troll grpo` and `troll rloo` add these to every log line
-# What `--x` names, and the column of a log
-COSTS = {"updates": None, "completions": COMPLETIONS, "minutes": MINUTES}
-_WIDTH, _HEIGHT = 9.6, 9.6  # inches
+# What `--x` names, and [`RunCost`]'s column of a log
+COSTS = {"updates": None, "completions": "cost/completions", "minutes": "cost/minutes"}
 
 
 def read_log(run: Path) -> "pd.DataFrame":
@@ -58,16 +56,12 @@ def read_log(run: Path) -> "pd.DataFrame":
 
 
 def against(log: "pd.DataFrame", x: str, run: Path) -> "pd.DataFrame":
-    """Return the `log` of a `run` with another index: a key of [`COSTS`]. Raises a `ValueError` if the run did not log
-    it."""
+    """Return the `log` of a `run` over a key of [`COSTS`]. Raises a `ValueError` if the run did not log it."""
     column = COSTS[x]
     if column is None:
         return log
     if column not in log:
-        raise ValueError(
-            f"{run} logged no `{column}`, which `--x {x}` needs: only `troll grpo` and `troll rloo` log it, not a "
-            "script or an earlier version. Use `--x updates`."
-        )
+        raise ValueError(f"{run} logged no `{column}`: only this package's trainers do. Use `--x updates`.")
     return log.dropna(subset=[column]).set_index(column)  # an earlier version may have begun a resumed run
 
 
@@ -100,7 +94,7 @@ def draw(logs: Mapping[Path, "pd.DataFrame"], groups: Mapping[Path, str], x: str
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+    figure = Figure(figsize=(9.6, 9.6), layout="constrained")
     colours = {name: f"C{number}" for number, name in enumerate(dict.fromkeys(groups.values()))}
     held_out: Any = {"linestyle": "--", "marker": "o", "markerfacecolor": "white"}
     for axes, (title, metric, evaluation) in zip(figure.subplots(3, 2).flat, PANELS, strict=True):

@@ -1,6 +1,5 @@
-"""The callbacks of the training command print a short line per log, and add cost and peak memory to every log line."""
+"""The callbacks of the training command print a short line per log, and add peak memory to every log line."""
 
-import math
 import resource
 import sys
 import time
@@ -8,8 +7,6 @@ import time
 import torch
 from tqdm import tqdm
 from transformers import ProgressCallback, TrainerCallback
-
-from troll_trl.cli.plot import COMPLETIONS, MINUTES
 
 # A log line shows these metrics: label, name and format. TRL logs three times as many for trackers.
 _COLUMNS = (
@@ -71,27 +68,4 @@ class PeakMemory(TrainerCallback):
         if args.device.type == "cuda":
             line["memory/gpu_peak_gib"] = torch.cuda.max_memory_allocated(args.device) / 2**30
         else:
-            kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            line["memory/cpu_peak_gib"] = kibibytes / 2**20
-
-
-class RunCost(TrainerCallback):
-    """
-    Adds what the run has cost so far to every log line of `trainer_state.json`.
-
-    `cost/completions` is the number of completions that all ranks have generated for training. `cost/minutes` is the
-    time since the training began, evaluations included. A resumed run continues from the last line of its log.
-    """
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        before = max((line.get(MINUTES, 0.0) for line in state.log_history), default=0.0)
-        self._start_time = time.monotonic() - 60 * before
-
-    def on_log(self, args, state, control, **kwargs):
-        # Micro-batches; the first one of a rollout batch generates all of its completions
-        done, per_batch = state.global_step * args.gradient_accumulation_steps, args.steps_per_generation
-        generations = math.ceil(done / (per_batch * args.num_iterations))
-        state.log_history[-1] |= {
-            COMPLETIONS: generations * args.generation_batch_size,
-            MINUTES: (time.monotonic() - self._start_time) / 60,
-        }
+            line["memory/cpu_peak_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # of KiB

@@ -8,7 +8,9 @@ from accelerate.logging import get_logger
 from trl import RLOOTrainer
 
 from troll_trl.trainers.rollout_sampling import special_tokens_alone, warn_of_ignored_filters
+from troll_trl.trainers.run_cost import RunCost
 from troll_trl.trainers.sharding import reshard
+from troll_trl.trainers.start_lines import describe_reuse
 
 if TYPE_CHECKING:  # TRL's trainer, which follows in the list of bases
     from trl import GRPOTrainer as _Trainer
@@ -29,7 +31,7 @@ class MendedTRL(_Trainer):
     - `train`, `evaluation_loop`: vLLM loads the current weights. TRL compares only the numbers of steps, although
       `load_best_model_at_end`, a second training or the user may have changed the weights.
     - `train`: a rollout batch that an earlier training left unfinished is dropped.
-    - `__init__`: warns about filters in that file, trained weights in 16 bits, and prompts that end in EOS.
+    - `__init__`: logs reuse and cost. Warns about filters in that file, weights in 16 bits, and prompts ending in EOS.
     """
 
     _calculate_rewards: Callable[..., torch.Tensor]  # TRL's, declared for the type checker
@@ -44,6 +46,8 @@ class MendedTRL(_Trainer):
             return self._gathered_rewards
 
         self._calculate_rewards = keep_rewards
+        self.add_callback(RunCost)
+        describe_reuse(self)
         if not self.use_vllm:  # TRL sends every filter to vLLM
             warn_of_ignored_filters(self.model, self.generation_config)
         self._warn_of_16_bits()

@@ -7,22 +7,20 @@ import torch
 from accelerate.logging import get_logger
 from transformers.trainer_utils import has_length
 
+from troll_trl.trainers.run_cost import generations_for
+
 logger = get_logger(__name__)
 
 
 def describe_run(trainer: Any, base_model: Any) -> None:
-    """Log the settings of a `trainer`'s run, and warn about likely mistakes. `base_model` is its model without
-    adapters."""
-    args = trainer.args
-    say = trainer.accelerator.print
+    """Log the settings of a `trainer`'s run, and warn about likely mistakes. `base_model` has no adapters."""
+    args, say = trainer.args, trainer.accelerator.print
     updates = args.updates_per_rollout_batch
     kept = ""
     if (support := trainer.support) is not None:
         kept = f"up to {support.size} tokens kept per position (tail mass {support.tail_mass:g}), "
-    plural = "" if updates == 1 else "s"
-    say(f"TROLL: {updates:g} update{plural} per rollout batch, {kept}{trainer.trust_region.describe()}.")
-    for line in describe_reuse(args, trainer.train_dataset):
-        say(line)
+    count = f"{updates:g} update{'' if updates == 1 else 's'}"
+    say(f"TROLL: {count} per rollout batch, {kept}{trainer.trust_region.describe()}.")
     if args.old_policy == "engine":
         say(
             "The old policy is vLLM's distribution: no pass scores the rollout. In the first update of a rollout "
@@ -47,30 +45,29 @@ def describe_run(trainer: Any, base_model: Any) -> None:
     _warn_of_random_draws(trainer.model, args, base_model.config.get_text_config())
 
 
-def describe_reuse(args: Any, train_dataset: Any) -> list[str]:
-    """Return lines that say how many completions a generation and an update have, how often each is used, and how many
-    generations the run makes; with `num_iterations`, also how epochs count. `args` is a config."""
+def describe_reuse(trainer: Any) -> None:
+    """Log how many completions a generation and an update have, how often each is used, and how many generations the
+    run makes; with `num_iterations`, also how epochs count. The `trainer` may be TRL's."""
+    args, say = trainer.args, trainer.accelerator.print
     uses, generated = args.num_iterations, args.generation_batch_size
     prompts = generated // args.num_generations
     per_update = generated * args.gradient_accumulation_steps // args.steps_per_generation
-    line = (
-        f"A generation for {prompts} prompts makes {generated} completions, an update uses {per_update}, and each "
-        f"completion is used {'once' if uses == 1 else f'{uses} times'}"
-    )
     generations = None
     if args.max_steps > 0:
-        generations = math.ceil(args.max_steps / args.updates_per_rollout_batch)
-    elif train_dataset is not None and has_length(train_dataset):  # TRL drops the prompts that do not fill a generation
-        generations = math.ceil(args.num_train_epochs * (len(train_dataset) // prompts))
+        generations = generations_for(args.max_steps, args)
+    elif trainer.train_dataset is not None and has_length(trainer.train_dataset):
+        # TRL drops the prompts that do not fill a generation
+        generations = math.ceil(args.num_train_epochs * (len(trainer.train_dataset) // prompts))
     made = "" if generations is None else f"; the run makes {generations} generation{'' if generations == 1 else 's'}"
-    lines = [f"{line}{made}."]
+    say(
+        f"A generation for {prompts} prompts makes {generated} completions, an update uses {per_update}, and each "
+        f"completion is used {'once' if uses == 1 else f'{uses} times'}{made}."
+    )
     if uses > 1 and args.max_steps <= 0:
-        lines.append(
+        say(
             f"With `num_iterations` {uses}, `num_train_epochs` ({args.num_train_epochs:g}) makes {uses} times as many "
-            f"updates as with 1, and the learning rate's schedule is {uses} times as long. `max_steps` sets the number "
-            "of updates."
+            "updates as with 1, and stretches the learning rate's schedule. `max_steps` sets the number of updates."
         )
-    return lines
 
 
 def _warn_of_random_draws(model: torch.nn.Module, args: Any, config: Any) -> None:
