@@ -20,7 +20,7 @@ from tests.tiny import tiny_model
 from troll_trl.trainers import troll_trainer
 
 QUICK = ["dapo", "rloo", "masked_rank", "mask", "engine", "adaptive", "equal"]
-TIMINGS = ("step_time", "runtime", "per_second")
+TIMINGS = ("step_time", "runtime", "per_second", "minutes", "gib")
 COMPARED = {"loss", "grad_norm", "reward", "num_tokens", "learning_rate"}
 COMPARED |= {f"troll/{acts}_fraction" for acts in ("projected", "masked", "penalized")}
 ZERO3 = {

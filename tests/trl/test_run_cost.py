@@ -1,40 +1,50 @@
 """What every log line says about the run's cost."""
 
-from types import SimpleNamespace
-
-import pytest
+import torch
 from transformers import TrainerState
+from trl import GRPOConfig, GRPOTrainer
 
+from tests.trl_comparison import make_trainer
 from troll_trl.trainers import run_cost
+from troll_trl.trainers.clip import ClipGRPOTrainer
 from troll_trl.trainers.run_cost import RunCost
 
 
-def cost(step, before, seconds, monkeypatch, **options):
-    """What the log line of a step has after so many seconds of a run whose log had lines `before` it."""
-    args = SimpleNamespace(**{"gradient_accumulation_steps": 1, "generation_batch_size": 512} | options)
-    callback, state = RunCost(), TrainerState(log_history=before)
+def begun(monkeypatch, state: TrainerState) -> RunCost:
+    """The cost of a training that begins, or resumes, from a `state` at 1000 seconds."""
+    cost = RunCost()
     monkeypatch.setattr(run_cost.time, "monotonic", lambda: 1000.0)
-    if step:  # else an evaluation precedes the training
-        callback.on_train_begin(args, state, None)
-    monkeypatch.setattr(run_cost.time, "monotonic", lambda: 1000.0 + seconds)
-    state.log_history.append({})
-    state.global_step = step
-    callback.on_log(args, state, None)
-    return [state.log_history[-1][name] for name in ("cost/completions", "cost/minutes")]
+    cost.on_train_begin(None, state, None)
+    return cost
 
 
-@pytest.mark.parametrize(("n", "k", "accumulated", "completions"), [
-    (8, 4, 1, [0, 512, 512, 1024]),
-    (8, 1, 1, [0, 512, 2048, 2560]),
-    (4, 2, 4, [0, 512, 8192, 8704]),  # two updates of four micro-batches
-    (1, 1, 2, [0, 1024, 32768, 33792]),  # two generations in each update
-])  # fmt: skip
-def test_a_generation_counts_from_its_first_update_on(n, k, accumulated, completions, monkeypatch):
-    options = {"steps_per_generation": n, "num_iterations": k, "gradient_accumulation_steps": accumulated}
-    assert [cost(step, [], 0, monkeypatch, **options)[0] for step in (0, 1, 32, 33)] == completions
+def so_far(cost: RunCost) -> tuple[float, float]:
+    logs = cost.metrics(torch.device("cpu"))
+    return logs["cost/completions"], logs["cost/minutes"]
 
 
-def test_a_resumed_run_continues_its_clock(monkeypatch):
-    options = {"steps_per_generation": 1, "num_iterations": 1}
-    assert cost(1, [], 90, monkeypatch, **options)[1] == 1.5
-    assert cost(1, [{"cost/minutes": 2.0}, {"loss": 1.0}], 90, monkeypatch, **options)[1] == 3.5
+def test_the_clock_runs_while_a_training_does_and_goes_on_when_it_is_resumed(monkeypatch):
+    assert so_far(RunCost()) == (0, 0), "an evaluation may precede the training"
+    cost = begun(monkeypatch, TrainerState(stateful_callbacks=[RunCost()]))
+    monkeypatch.setattr(run_cost.time, "monotonic", lambda: 1090.0)
+    cost.completions += 512
+    assert so_far(cost) == (512, 1.5)
+    saved = {"RunCost": cost.state()}
+    cost.on_train_end(None, None, None)
+    monkeypatch.setattr(run_cost.time, "monotonic", lambda: 5000.0)
+    assert so_far(cost) == (512, 1.5)
+    assert so_far(begun(monkeypatch, TrainerState(global_step=1, stateful_callbacks=saved))) == (512, 1.5)
+    assert so_far(begun(monkeypatch, TrainerState(stateful_callbacks=saved))) == (0, 0), "a second training"
+
+
+def test_a_run_that_makes_a_rollout_batch_again_counts_it_twice(tmp_path):
+    """TRL's trainer drops the rollout batch of a checkpoint. Its own checkpoints have no cost, and no place for it."""
+    options = {"steps_per_generation": 2, "num_iterations": 2, "save_strategy": "steps", "save_steps": 1}
+    make_trainer(ClipGRPOTrainer, GRPOConfig, tmp_path, max_steps=1, **options).train()
+    resumed = make_trainer(ClipGRPOTrainer, GRPOConfig, tmp_path, max_steps=3, **options)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.log_history[-1]["cost/completions"] == 32
+    make_trainer(GRPOTrainer, GRPOConfig, tmp_path / "trl", max_steps=1, **options).train()
+    resumed = make_trainer(ClipGRPOTrainer, GRPOConfig, tmp_path / "trl", max_steps=2, **options)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.log_history[-1]["cost/completions"] == 16

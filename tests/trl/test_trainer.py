@@ -223,13 +223,18 @@ def test_warnings_at_the_start(options, words, tmp_path, caplog):
         assert (words in caplog.text) == warns
 
 
-@pytest.mark.parametrize(("trainer", "config"), [(TrollGRPOTrainer, TrollGRPOConfig), (ClipGRPOTrainer, GRPOConfig)])
+@pytest.mark.parametrize(
+    ("trainer", "config"),
+    [(TrollGRPOTrainer, TrollGRPOConfig), (TrollRLOOTrainer, TrollRLOOConfig), (ClipGRPOTrainer, GRPOConfig)],
+)
 @pytest.mark.parametrize(("options", "words", "generations"), [
     ({"num_train_epochs": 2}, "makes 16 completions, an update uses 8, and each completion is used once", 4),
     # A generation takes 4 of 10 prompts, and each completion is used by 3 of its 6 updates
     ({"num_train_epochs": 2, "num_iterations": 3}, "uses 8, and each completion is used 3 times", 4),
     # The last generation is used by 2 of its 6 updates
     ({"max_steps": 8, "num_iterations": 3}, "uses 8, and each completion is used 3 times", 2),
+    # The second and the fourth update are short, since an epoch ends
+    ({"num_train_epochs": 2, "gradient_accumulation_steps": 3}, "uses 24, and each completion is used once", 4),
     # An update takes two generations
     ({"max_steps": 3, "gradient_accumulation_steps": 4}, "uses 32, and each completion is used once", 6),
 ])  # fmt: skip
@@ -237,7 +242,7 @@ def test_the_start_says_how_often_completions_are_used_and_how_many_generations_
     options, words, generations, trainer, config, tmp_path, capsys
 ):
     """In open-r1 583, four iterations made four times as many updates, and nothing had said so."""
-    options = {"max_steps": -1, "num_generations": 4, "steps_per_generation": 2, "max_completion_length": 2} | options
+    options = {"max_steps": -1, "beta": 0.0, "steps_per_generation": 2, "max_completion_length": 2} | options
     data = {"dataset": tiny_prompts(10), "per_device_train_batch_size": 8}
     trainer = make_trainer(trainer, config, tmp_path, **data, **options)
     said = capsys.readouterr().out

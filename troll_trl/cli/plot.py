@@ -29,14 +29,13 @@ PANELS = (
     ("completion length (tokens)", "completions/mean_length", None),
     ("entropy (nats per token)", "entropy", None),
 )
-# What `--x` names, and [`RunCost`]'s column of a log
-COSTS = {"updates": None, "completions": "cost/completions", "minutes": "cost/minutes"}
+# What `--x` names, and the column of a log, from [`RunCost`]
+COSTS = {"updates": "step", "completions": "cost/completions", "minutes": "cost/minutes"}
 
 
 def read_log(run: Path) -> "pd.DataFrame":
-    """Return what a run logged: a row for each update, a column for each metric. `run` is a folder with a
-    `trainer_state.json`, with checkpoints, or with both: the log that reaches the latest update is read. Raises a
-    `ValueError` if the folder has neither."""
+    """Return what a run logged: a row for each update, a column for each metric. Of the `trainer_state.json` of the
+    folder `run` and of its checkpoints, the one with the latest update is read. Raises a `ValueError` without any."""
     import pandas as pd
 
     # A stopped run has only the states of its checkpoints. A resumed run also has the state of the earlier training
@@ -57,11 +56,9 @@ def read_log(run: Path) -> "pd.DataFrame":
 
 def against(log: "pd.DataFrame", x: str, run: Path) -> "pd.DataFrame":
     """Return the `log` of a `run` over a key of [`COSTS`]. Raises a `ValueError` if the run did not log it."""
-    column = COSTS[x]
-    if column is None:
-        return log
+    log, column = log.reset_index(), COSTS[x]
     if column not in log:
-        raise ValueError(f"{run} logged no `{column}`: only this package's trainers do. Use `--x updates`.")
+        raise ValueError(f"{run} logged no `{column}`: TRL's and asynchronous trainers do not. Use `--x updates`.")
     return log.dropna(subset=[column]).set_index(column)  # an earlier version may have begun a resumed run
 
 

@@ -1,12 +1,10 @@
-"""The callbacks of the training command print a short line per log, and add peak memory to every log line."""
+"""The training command's progress bar prints a short line per log."""
 
-import resource
 import sys
 import time
 
-import torch
 from tqdm import tqdm
-from transformers import ProgressCallback, TrainerCallback
+from transformers import ProgressCallback
 
 # A log line shows these metrics: label, name and format. TRL logs three times as many for trackers.
 _COLUMNS = (
@@ -53,19 +51,3 @@ class ProgressLine(ProgressCallback):
             left = f" < {tqdm.format_interval(elapsed / done * (state.max_steps - state.global_step))}" if done else ""
             how_far = f"step {state.global_step}/{state.max_steps}, {tqdm.format_interval(elapsed)}{left}"
             self.training_bar.write(f"{prefix.replace('_', ' ')}{how_far}: {', '.join(shown)}")
-
-
-class PeakMemory(TrainerCallback):
-    """
-    Adds the peak memory of this process since its start, in GiB, to every log line of `trainer_state.json`.
-
-    `memory/gpu_peak_gib` is the most memory that torch has allocated on this process's GPU, without the models and
-    caches of a vLLM server. Without a GPU, `memory/cpu_peak_gib` is the largest resident set.
-    """
-
-    def on_log(self, args, state, control, **kwargs):
-        line = state.log_history[-1]  # the Trainer has copied `logs` there by now
-        if args.device.type == "cuda":
-            line["memory/gpu_peak_gib"] = torch.cuda.max_memory_allocated(args.device) / 2**30
-        else:
-            line["memory/cpu_peak_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # of KiB

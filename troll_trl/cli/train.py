@@ -71,7 +71,7 @@ def _prepare(options: dict[str, Any], run: ExitStack) -> tuple[Any, Any, str | N
     from troll_trl.cli.folder_lock import locked
     from troll_trl.cli.make_trainer import make_trainer
     from troll_trl.cli.output_folder import SaveOptions, check_output_dir, find_checkpoint
-    from troll_trl.cli.progress import PeakMemory, ProgressLine
+    from troll_trl.cli.progress import ProgressLine
 
     script_args, training_args, model_args = make_arguments(options)
     if "kl_bound" in options and hasattr(training_args, "kl_bound"):
@@ -83,7 +83,6 @@ def _prepare(options: dict[str, Any], run: ExitStack) -> tuple[Any, Any, str | N
     trainer = make_trainer(script_args, training_args, model_args)
     checkpoint = find_checkpoint(trainer, script_args.resume)
     trainer.add_callback(SaveOptions(options))
-    trainer.add_callback(PeakMemory)
     if not training_args.disable_tqdm:
         trainer.remove_callback(ProgressCallback)
         trainer.add_callback(ProgressLine)

@@ -31,7 +31,8 @@ class MendedTRL(_Trainer):
     - `train`, `evaluation_loop`: vLLM loads the current weights. TRL compares only the numbers of steps, although
       `load_best_model_at_end`, a second training or the user may have changed the weights.
     - `train`: a rollout batch that an earlier training left unfinished is dropped.
-    - `__init__`: logs reuse and cost. Warns about filters in that file, weights in 16 bits, and prompts ending in EOS.
+    - `__init__`: says how completions are used. Warns about filters in that file, 16-bit weights, and prompts with EOS.
+    - `log`: adds [`RunCost`].
     """
 
     _calculate_rewards: Callable[..., torch.Tensor]  # TRL's, declared for the type checker
@@ -60,6 +61,8 @@ class MendedTRL(_Trainer):
     def _generate_and_score_completions(self, *args, **kwargs) -> dict[str, Any]:
         reshard(self.model)
         batch = super()._generate_and_score_completions(*args, **kwargs)
+        if self.model.training:
+            self._run_cost.completions += self.args.generation_batch_size
         rewards, self._gathered_rewards = self._gathered_rewards, None
         is_rloo = isinstance(self, RLOOTrainer)
         if rewards is not None and not (is_rloo and self.beta != 0):
@@ -79,6 +82,14 @@ class MendedTRL(_Trainer):
     def evaluation_loop(self, *args, **kwargs):
         self._last_loaded_step = -1
         return super().evaluation_loop(*args, **kwargs)
+
+    def log(self, logs: dict[str, float], *args, **kwargs) -> None:
+        logs.update(self._run_cost.metrics(self.args.device))
+        super().log(logs, *args, **kwargs)
+
+    @property
+    def _run_cost(self) -> RunCost:  # `restore_callback_states_from_checkpoint` replaces callbacks
+        return next(found for found in self.callback_handler.callbacks if isinstance(found, RunCost))
 
     def _warn_of_16_bits(self) -> None:
         # DeepSpeed and, in mixed precision, FSDP train float32 copies

@@ -1,32 +1,45 @@
-"""RunCost: every log line says what the run has cost so far."""
+"""RunCost: what a run has cost so far, for every log line."""
 
-import math
+import resource
 import time
 from typing import Any
 
-from transformers import TrainerCallback
+import torch
+from transformers.trainer_callback import ExportableState, TrainerCallback
 
 
-def generations_for(updates: int, args: Any) -> int:
-    """Return how many generations the first `updates` of a run take. `args` is a config of TRL."""
-    micro_batches = updates * args.gradient_accumulation_steps  # the first one of a rollout batch generates all of it
-    return math.ceil(micro_batches / (args.steps_per_generation * args.num_iterations))
-
-
-class RunCost(TrainerCallback):
+class RunCost(TrainerCallback, ExportableState):
     """
-    Adds what the run has cost so far to every log line of `trainer_state.json`: the completions that all ranks have
-    generated for training, and the minutes since the training began, evaluations included. A resumed run continues from
-    the last line of its log.
+    What a run has cost so far. A resumed run continues from its checkpoint.
+
+    - `cost/completions`: the completions that all ranks have generated for training, which the trainer counts.
+    - `cost/minutes`: the time of training, evaluations included.
+    - `memory/gpu_peak_gib`: the most that torch has allocated on this process's GPU, without a vLLM server's models and
+      caches. Without a GPU, `memory/cpu_peak_gib` is the process's largest resident set.
     """
+
+    def __init__(self):
+        self.completions, self._minutes = 0, 0.0
+        self._since: float | None = None  # the beginning of a training that runs; `_minutes` are those before it
+
+    def _minutes_so_far(self) -> float:
+        return self._minutes + (0.0 if self._since is None else (time.monotonic() - self._since) / 60)
+
+    def metrics(self, device: torch.device) -> dict[str, float]:
+        if device.type == "cuda":
+            peak = {"memory/gpu_peak_gib": torch.cuda.max_memory_allocated(device) / 2**30}
+        else:
+            peak = {"memory/cpu_peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}  # of KiB
+        return {"cost/completions": self.completions, "cost/minutes": self._minutes_so_far(), **peak}
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {}, "attributes": {"completions": self.completions, "_minutes": self._minutes_so_far()}}
 
     def on_train_begin(self, args, state, control, **kwargs):
-        before = max((line.get("cost/minutes", 0.0) for line in state.log_history), default=0.0)
-        self._start_time = time.monotonic() - 60 * before
+        # A checkpoint of TRL's own trainer lacks our state, and the Trainer needs the key when it saves the next one
+        saved = state.stateful_callbacks.setdefault("RunCost", RunCost().state())
+        self.__dict__.update((saved if state.global_step else RunCost().state())["attributes"])
+        self._since = time.monotonic()
 
-    def on_log(self, args, state, control, **kwargs):
-        state.log_history[-1] |= {  # the Trainer has copied `logs` there by now
-            "cost/completions": generations_for(state.global_step, args) * args.generation_batch_size,
-            # An evaluation may precede the training
-            "cost/minutes": (time.monotonic() - self._start_time) / 60 if state.global_step else 0.0,
-        }
+    def on_train_end(self, args, state, control, **kwargs):
+        self._minutes, self._since = self._minutes_so_far(), None

@@ -7,8 +7,6 @@ import torch
 from accelerate.logging import get_logger
 from transformers.trainer_utils import has_length
 
-from troll_trl.trainers.run_cost import generations_for
-
 logger = get_logger(__name__)
 
 
@@ -54,8 +52,8 @@ def describe_reuse(trainer: Any) -> None:
     per_update = generated * args.gradient_accumulation_steps // args.steps_per_generation
     generations = None
     if args.max_steps > 0:
-        generations = generations_for(args.max_steps, args)
-    elif trainer.train_dataset is not None and has_length(trainer.train_dataset):
+        generations = math.ceil(args.max_steps * per_update / (generated * uses))
+    elif has_length(trainer.train_dataset):
         # TRL drops the prompts that do not fill a generation
         generations = math.ceil(args.num_train_epochs * (len(trainer.train_dataset) // prompts))
     made = "" if generations is None else f"; the run makes {generations} generation{'' if generations == 1 else 's'}"
