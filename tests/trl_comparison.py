@@ -10,6 +10,7 @@ from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollR
 
 WITHOUT_CLIP = {"epsilon": math.inf, "epsilon_high": math.inf}
 OPEN_BOUND = {"kl_bound": math.inf, "regression_coef": 0.0}
+COSTS = ("runtime", "per_second", "step_time", "minutes", "gib")  # how names end of what differs between equal runs
 OURS = {"grpo": (TrollGRPOTrainer, TrollGRPOConfig), "rloo": (TrollRLOOTrainer, TrollRLOOConfig)}
 # Of each algorithm: TRL's trainer without a clip, and ours with the bound open, which must do the same
 EQUIVALENT = {
@@ -125,9 +126,8 @@ def assert_same_movement(start, expected, actual):
 
 def log_of(trainer) -> list[dict]:
     """Log lines without times and memory."""
-    times = ("runtime", "per_second", "step_time", "minutes", "gib")
     lines = [line for line in trainer.state.log_history if "loss" in line]
-    return [{name: value for name, value in line.items() if not name.endswith(times)} for line in lines]
+    return [{name: value for name, value in line.items() if not name.endswith(COSTS)} for line in lines]
 
 
 def assert_same_run(expected, actual):

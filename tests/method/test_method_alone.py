@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.tiny import saved_model
-from tests.trl_comparison import logged, make_trainer, weights
+from tests.trl_comparison import COSTS, logged, make_trainer, weights
 from troll_trl import TrollGRPOConfig, TrollGRPOTrainer, TrollRLOOConfig, TrollRLOOTrainer, TrustRegionGRPO
 from troll_trl.resilience.checkpoints import CheckpointedTrainer
 from troll_trl.resilience.guard import GuardedTrainer
@@ -42,7 +42,7 @@ def test_the_method_trains_the_same_weights_alone(algorithm, options, tmp_path):
     assert logged(run, "troll/skipped_updates") == []
     for name, weight in weights(expected).items():
         assert torch.equal(weights(run)[name], weight), name
-    own = ("troll/skipped_updates", "step_time", "runtime", "per_second")
+    own = ("troll/skipped_updates", *COSTS)
     for line, other in zip(run.state.log_history, expected.state.log_history, strict=True):
         shared = {name: value for name, value in other.items() if not name.endswith(own)}
         assert {name: line[name] for name in shared} == pytest.approx(shared, rel=0, abs=0, nan_ok=True)

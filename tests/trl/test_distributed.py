@@ -17,10 +17,10 @@ from tests.support.ranks import in_two_ranks
 from tests.support.repository import ROOT
 from tests.support.stored_rollouts import CASES, OWN, SHIPPED, StaleEngine, main, shipped_model
 from tests.tiny import tiny_model
+from tests.trl_comparison import COSTS
 from troll_trl.trainers import troll_trainer
 
 QUICK = ["dapo", "rloo", "masked_rank", "mask", "engine", "adaptive", "equal"]
-TIMINGS = ("step_time", "runtime", "per_second", "minutes", "gib")
 COMPARED = {"loss", "grad_norm", "reward", "num_tokens", "learning_rate"}
 COMPARED |= {f"troll/{acts}_fraction" for acts in ("projected", "masked", "penalized")}
 ZERO3 = {
@@ -86,7 +86,7 @@ def assert_equal_to_one_process(one_process, out, cases, kind, said):
 
 
 def comparable(line):
-    return {key: value for key, value in line.items() if not any(timing in key for timing in TIMINGS)}
+    return {key: value for key, value in line.items() if not key.endswith(COSTS)}
 
 
 def test_the_trust_region_acts_in_the_single_process(one_process):
