@@ -39,6 +39,7 @@ LOOKS = {
     "binary penalty, adaptive rate": ("penalty, adaptive learning rate", "C2", "D", "--"),
     "binary penalty 8x4": ("penalty, 8×4", "C2", "D", ":"),
     "TRL's default (1 update)": ("TRL's default, 1 update per rollout batch", "k", "x", "-"),
+    "TRL's default, updates of 8": ("TRL's default, updates of 8", "k", "+", ":"),
     "TRL's default, 8,192 completions": ("TRL's default, 8,192 completions", "0.5", "x", "--"),
     "clip 0.2": ("TRL's clip of 0.2", "C3", "s", "-"),
     "clip 0.2, adaptive rate": ("clip of 0.2, adaptive learning rate", "C3", "s", "--"),
